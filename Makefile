@@ -1,0 +1,79 @@
+# The commands of this repository: `make help` lists them.
+# Every target sets up .venv first when it is missing, half made, moved, or older than the locks.
+
+PYTHON ?= python3
+# How many runs train side by side; empty means one a core. lib reads it from the environment.
+WORKERS ?=
+# Another package index for torch alone, to choose a build; empty means pip's own.
+TORCH_INDEX ?=
+# More arguments for jupyter lab, such as LAB_ARGS=--no-browser.
+LAB_ARGS ?=
+export WORKERS
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quick reproduce full accept test lab lint clean
+
+VENV_PYTHON := .venv/bin/python
+# The stamp is written last and holds the folder that .venv was made for.
+STAMP := .venv/.stamp
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: PYTHON=python3.12  WORKERS=4  TORCH_INDEX=<index of another torch build>  LAB_ARGS=--no-browser"
+
+setup: $(STAMP) ## make .venv with exactly the locked versions
+
+quick: $(STAMP) ## train and measure every study small, one seed, into build/quick
+	@$(VENV_PYTHON) -m lib run --profile quick
+
+reproduce: $(STAMP) ## train everything afresh, redraw figures/, compare with the reference
+	@$(VENV_PYTHON) -m lib run --profile default
+
+full: $(STAMP) ## the long profile: longer training, more seeds; stops and resumes
+	@$(VENV_PYTHON) -m lib run --profile full
+
+accept: $(STAMP) ## promote build/default to the committed reference
+	@$(VENV_PYTHON) -m lib accept
+
+# One pytest for both: the workers share out test files and notebooks, a notebook stays whole.
+test: $(STAMP) ## unit tests, and every notebook against its committed outputs
+	@$(VENV_PYTHON) -m pytest -n $(or $(WORKERS),logical) --maxprocesses 8 --dist loadscope \
+	    --nbval --nbval-cell-timeout 120 tests $(wildcard notebooks)
+
+lab: $(STAMP) ## open the notebooks in JupyterLab, on this machine only
+	@$(VENV_PYTHON) -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(LAB_ARGS)
+
+lint: $(STAMP) ## check style with ruff
+	@$(VENV_PYTHON) -m ruff check .
+
+clean: ## remove build/, data/cache/ and tool caches; .venv stays
+	@rm -rf build data/cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up -------------------------------------------------------------------------------------
+# torch comes first: its build is the user's choice, and the locks, installed without resolving,
+# then leave it alone. The peers lock (what the conformance tests compare with) is installed too.
+PIP := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-input --no-compile
+LOCKS := requirements.lock requirements-peers.lock
+
+# $(call step,what is done,command): the command's output goes to a log, a failure is one sentence.
+define step
+@echo "set-up: $(1) …"
+@$(2) >>.venv/setup.log 2>&1 || { grep '^ERROR' .venv/setup.log | tail -n 1; \
+    echo "Set-up failed at: $(1). The details are in .venv/setup.log; run 'make setup' to try again."; exit 1; }
+endef
+
+$(STAMP): requirements-torch.txt $(LOCKS) pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || { echo "There is no '$(PYTHON)' here: install Python 3.11 or newer, or name it with PYTHON=/path/to/python3."; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "'$(PYTHON)' is $$("$(PYTHON)" --version 2>&1): Python 3.11 or newer is needed; name one with PYTHON=/path/to/python3."; exit 1; }
+	@rm -rf .venv/.stamp.old; if [ -f $(STAMP) ] && [ "$$(cat $(STAMP))" = "$(CURDIR)" ]; then rm $(STAMP); else rm -rf .venv; fi
+	@mkdir -p .venv && : >.venv/setup.log
+	$(call step,a virtual environment in .venv,"$(PYTHON)" -m venv .venv)
+	$(call step,torch (about 200 MB; a CUDA build takes several GB),$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -r requirements-torch.txt)
+	$(call step,the locked packages,$(PIP) --no-deps --require-hashes $(LOCKS:%=-r %))
+	$(call step,this repository,$(PIP) --no-deps --no-build-isolation -e .)
+	@printf '%s' "$$PWD" >$(STAMP)
+	@echo "set-up: ready."

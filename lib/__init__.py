@@ -1,0 +1,1 @@
+"""Positional encodings: the mathematics, the models, the studies, and the claims they test."""
