@@ -1,0 +1,29 @@
+"""Where everything lies: the one module that knows the folders of this repository."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DATA = ROOT / "data"
+CACHE = DATA / "cache"  # finished runs and prepared corpora; ignored by git
+REFERENCE = DATA / "reference"  # the committed results of the default profile
+PUBLISHED = DATA / "published"  # tables copied from papers
+
+FIGURES = ROOT / "figures"
+NOTEBOOKS = ROOT / "notebooks"
+BUILD = ROOT / "build"  # what this machine made, one folder a profile; ignored by git
+
+PROFILES = ("quick", "default", "full")
+
+
+def results(profile: str) -> Path:
+    """The folder that holds a profile's results; "reference" names the committed ones.
+
+    Raises ValueError for a profile that does not exist.
+    """
+    if profile == "reference":
+        return REFERENCE
+    if profile in PROFILES:
+        return BUILD / profile
+    known = ", ".join(("reference", *PROFILES))
+    raise ValueError(f"There is no profile {profile!r}; choose one of: {known}.")
