@@ -1,0 +1,79 @@
+"""The command line behind the Makefile: every failure is one sentence, never a traceback.
+
+    python -m lib run --profile quick | default | full
+    python -m lib accept        promote build/default to the committed reference
+    python -m lib sweep         choose the learning rates anew (data/learning_rates.csv)
+    python -m lib notebooks     execute the committed notebooks in place, on the reference
+"""
+
+import argparse
+import logging
+import sys
+
+INTERRUPTED, BAD = 130, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 2 for an error, 130 after Ctrl-C."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except KeyboardInterrupt:
+        print("Interrupted: the same command goes on from here.", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, RuntimeError, ArithmeticError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return BAD
+    except OSError as error:
+        what = f"{error.strerror or error}: {error.filename or 'a file'}"
+        print(f"Error: {what}. Nothing is half-written; mend it and run again.", file=sys.stderr)
+        return BAD
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name, command, help):
+        sub = commands.add_parser(name, help=help)
+        sub.set_defaults(command=command)
+        return sub
+
+    run = add("run", _run, "build a profile: train, measure, draw, execute the notebooks")
+    run.add_argument("--profile", default="default", help="quick, default or full")
+    add("accept", _accept, "promote build/default to the committed reference")
+    add("sweep", _sweep, "choose the learning rates anew")
+    refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
+    refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
+    return parser
+
+
+# The imports wait, so that `--help` and a mistyped profile answer at once.
+def _run(options):
+    from lib import reproduce
+
+    reproduce.run(options.profile)
+
+
+def _accept(options):
+    from lib import reproduce
+
+    reproduce.accept()
+
+
+def _sweep(options):
+    from lib.studies import learning_rates
+
+    learning_rates.sweep()
+
+
+def _notebooks(options):
+    from lib import notebooks
+
+    notebooks.refresh(options.names or None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""From nothing to every figure: run the studies, draw, decide the claims, execute the notebooks, and
+compare with the reference.
+
+What a profile makes lies under build/<profile>/; the default profile also draws figures/ anew. The
+committed results and notebooks change only by `accept`.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import shutil
+import time
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from lib import claims, corpus, drift, figures, files, notebooks, paths, runs, studies
+
+
+def run(profile: str) -> None:
+    """Build a whole profile; what is finished already is used again.
+
+    Raises ValueError for an unknown profile, and when another build of it is under way.
+    """
+    place = paths.results(profile)
+    if profile == "reference":
+        raise ValueError("The reference is what `make accept` promotes: choose another profile.")
+    began = time.monotonic()
+    with _alone(place):
+        for name in studies.STUDIES:
+            run_study(name, profile)
+        files.write_csv(claims.decide(profile), place / "claims.csv")
+        notebooks.execute(profile)
+    print(f"{profile}: done in {(time.monotonic() - began) / 60:.1f} min; see {_relative(place)}/")
+    if profile == "default":
+        print("\n".join(compare()))
+
+
+def run_study(name: str, profile: str) -> None:
+    """Train and measure one study, write its results and tables, draw its figures."""
+    study, place = studies.study(name), paths.results(profile)
+    outcomes = runs.run(study.jobs(profile), name)
+    results = study.collect(outcomes)
+    files.write_csv(results, place / f"{name}.csv")
+    files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
+    seconds = sum(o.training_seconds + o.measuring_seconds for o in outcomes)
+    keys = " ".join(sorted(o.job.training.key for o in outcomes))
+    source = figures.provenance(
+        study=name,
+        config_hash=hashlib.sha256(keys.encode()).hexdigest(),
+        seeds={o.job.training.seed for o in outcomes},
+        data_hash=corpus.load().hash,
+        seconds=seconds,
+    )
+    print(f"{name}: {len(outcomes)} runs, {seconds:.0f} core-seconds of {study.COST[profile]}")
+    for table, make in study.TABLES.items():
+        files.write_csv(make(results), place / f"{table}.csv")
+    for figure, (frame, draw) in study.FIGURES.items():
+        numbers = frame(results)
+        picture = draw(numbers)
+        figures.publish(picture, figure, numbers, source, profile)
+        plt.close(picture)
+
+
+def compare() -> list[str]:
+    """The lines that say how far build/default lies from the reference."""
+    if not (paths.REFERENCE / "claims.csv").exists():
+        return ["There is no reference yet: `make accept` makes this build the reference."]
+    verdicts = [
+        pd.read_csv(paths.results(profile) / "claims.csv").set_index("id")["verdict"].to_dict()
+        for profile in ("default", "reference")
+    ]
+    return drift.report(studies.frames("default"), studies.frames("reference"), *verdicts)
+
+
+def accept() -> None:
+    """Promote build/default: its results become the reference, and the notebooks show them.
+
+    Raises ValueError when there is no finished build.
+    """
+    built = paths.results("default")
+    if not (built / "claims.csv").exists():
+        raise ValueError("There is no finished build to accept: run `make reproduce` first.")
+    for path in sorted(built.glob("*.csv")):
+        with files.atomic(paths.REFERENCE / path.name) as temporary:
+            shutil.copyfile(path, temporary)
+    notebooks.refresh()
+    print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
+
+
+@contextlib.contextmanager
+def _alone(place):
+    """One build of a profile at a time: the lock goes with the process, however it ends."""
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another build of {_relative(place)} is under way: wait for it, or stop it."
+            ) from None
+        yield
+
+
+def _relative(path):
+    return path.relative_to(paths.ROOT)

@@ -1,0 +1,373 @@
+"""The store of finished runs, and the runner that fills it: one thread a run, as many runs as cores.
+
+A run is a training configuration and what a study measures on the trained model. It lies in
+
+    data/cache/runs/<key of the configuration>/
+        model.safetensors       the trained weights
+        run.json                configuration, hashes, every loss, seconds; written last
+        checkpoint.safetensors  while the run is unfinished
+        measured-<key>.json     rows that a study measured on the weights
+
+A finished run is used again when its configuration, its data and its fingerprint (the losses of its
+first steps, trained anew) agree; the reason is logged for every run, either way. Rows are used again
+when the weights, the study's settings and the code that measures are the same.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import safetensors.torch
+import torch
+from tqdm import tqdm
+
+from lib import corpus, files, paths
+from lib.training import (
+    TrainingConfig,
+    fingerprint,
+    read_tensors,
+    same_fingerprint,
+    train,
+)
+
+log = logging.getLogger(__name__)
+
+# A measured row depends on these modules, and on the study's own.
+MEASURING = ("lib.attention", "lib.evaluation", "lib.transformer", "lib.encodings.*")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to train and what to measure on it.
+
+    Args:
+        training: the configuration of the run.
+        measure: the module of a study; its function `measure(decoder, training, settings)` gives
+            rows, each a dict of numbers and names.
+        settings: what to measure, in plain JSON values.
+        measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
+            serves the estimate of the time left.
+    """
+
+    training: TrainingConfig
+    measure: str
+    settings: dict = field(default_factory=dict)
+    measure_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        t = self.training
+        return f"{t.encoding}, L = {t.train_length}, seed {t.seed}"
+
+    @property
+    def work(self) -> int:
+        return self.training.tokens + self.measure_tokens
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job came to: the rows measured, and what was done for them."""
+
+    job: Job
+    rows: list[dict[str, Any]]
+    trained: str  # why the run was trained or used again
+    measured: str  # why the rows were measured or used again
+    training_seconds: float  # of the whole run, whenever it was trained
+    measuring_seconds: float
+    losses: list[float]
+
+
+def workers() -> int:
+    """How many runs go at once: the variable WORKERS, or one for each core.
+
+    Raises ValueError when WORKERS is not a whole number of at least 1.
+    """
+    asked = os.environ.get("WORKERS", "").strip()
+    if not asked:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if not asked.isdigit() or int(asked) < 1:
+        raise ValueError(f"WORKERS must be a whole number of at least 1, not {asked!r}.")
+    return int(asked)
+
+
+def folder(training: TrainingConfig) -> Path:
+    return paths.CACHE / "runs" / training.key
+
+
+def run(jobs: list[Job], title: str) -> list[Outcome]:
+    """Do the jobs, and give their outcomes in the order of the jobs.
+
+    Interrupted or killed, the same call goes on later from what is finished and from the last
+    checkpoint of what is not.
+
+    Raises:
+        ValueError, FloatingPointError: from a job; the others are stopped.
+        RuntimeError: a worker process died.
+    """
+    if not jobs:
+        return []
+    corpus.load()  # once, before the workers all find the cache empty
+    context = multiprocessing.get_context("spawn")
+    # Tokens done, a slot a job: each is written by one worker alone and needs no lock.
+    done = context.RawArray("q", len(jobs))
+    # Threads of the numerical libraries are counted when a worker starts.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    pool = ProcessPoolExecutor(
+        min(workers(), len(jobs)), context, initializer=_start_worker, initargs=(done,)
+    )
+    outcomes: dict[int, Outcome] = {}
+    bar = _bar(title, sum(job.work for job in jobs))
+    try:
+        longest_first = sorted(range(len(jobs)), key=lambda i: -jobs[i].work)
+        pending = {pool.submit(do, jobs[i], i): i for i in longest_first}
+        while pending:
+            finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            bar.update(sum(done) - bar.n)
+            for future in finished:
+                i = pending.pop(future)
+                outcomes[i] = future.result()
+                bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcomes[i])}")
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "A worker process died (out of memory?). Run the same command again, perhaps with "
+            "WORKERS=1: what is finished is kept."
+        ) from None
+    finally:
+        _stop(pool)
+        bar.close()
+    return [outcomes[i] for i in range(len(jobs))]
+
+
+def do(job: Job, slot: int = 0) -> Outcome:
+    """Train (or find) the model of a job and measure (or find) its rows. Runs in a worker, which
+    counts its tokens in `slot`."""
+    global _slot
+    _slot = slot
+    record, trained = _trained(job)
+    rows, measured = _measured(job, record)
+    return Outcome(
+        job=job,
+        rows=rows["rows"],
+        trained=trained,
+        measured=measured,
+        training_seconds=record["seconds"],
+        measuring_seconds=rows["seconds"],
+        losses=record["losses"],
+    )
+
+
+def decoder(training: TrainingConfig):
+    """The trained model of a finished run, in evaluation mode.
+
+    Raises ValueError when that run has not been finished on this machine.
+    """
+    path = folder(training) / "model.safetensors"
+    if not path.exists():
+        raise ValueError(
+            f"No finished run of {training.encoding}, L = {training.train_length}, "
+            f"seed {training.seed} on this machine: `make reproduce` trains it."
+        )
+    model = training.decoder(corpus.load().vocabulary_size)
+    model.load_state_dict(read_tensors(path))
+    return model.eval()
+
+
+def _trained(job: Job) -> tuple[dict, str]:
+    """The record of the finished run of a job, and why it was trained or used again."""
+    training, place = job.training, folder(job.training)
+    text = corpus.load()
+    documents, vocabulary = text.documents("train"), text.vocabulary_size
+    try:
+        record = _finished(training, text.hash)
+        differs = same_fingerprint(
+            record["losses"], fingerprint(training, documents, vocabulary)
+        )
+        if differs is not None:
+            raise _Unusable(f"step {differs} no longer gives the loss on record")
+        _report(training.tokens)
+        return record, "used again: configuration, data and fingerprint agree"
+    except _Unusable as reason:
+        why = str(reason)
+    checkpoint = place / "checkpoint.safetensors"
+    resumed = _usable_checkpoint(training, text.hash, documents, vocabulary)
+    if resumed is None:
+        checkpoint.unlink(missing_ok=True)
+        files.write_json({"data": text.hash}, place / "started.json")
+    else:
+        why = f"resumed at step {resumed}: {why}"
+    began = time.perf_counter()
+    finished = train(training, documents, vocabulary, checkpoint, _report)
+    weights = {name: p.detach() for name, p in finished.decoder.named_parameters()}
+    with files.atomic(place / "model.safetensors") as temporary:
+        safetensors.torch.save_file(weights, temporary)
+    seconds = time.perf_counter() - began
+    if resumed is not None:  # it was timed from there on alone
+        seconds *= training.steps / max(1, training.steps - resumed)
+    record = {
+        "configuration": asdict(training),
+        "data": text.hash,
+        "weights": _hash(place / "model.safetensors"),
+        "losses": finished.losses,
+        "parameters": sum(p.numel() for p in finished.decoder.parameters()),
+        "seconds": seconds,
+        "torch": torch.__version__,
+    }
+    files.write_json(record, place / "run.json")
+    checkpoint.unlink(missing_ok=True)
+    return record, why if resumed is not None else f"trained: {why}"
+
+
+class _Unusable(Exception):
+    """Why a finished run cannot be used again."""
+
+
+def _finished(training: TrainingConfig, data_hash: str) -> dict:
+    """The record of a finished run whose files are whole and whose data are today's."""
+    place = folder(training)
+    if not (place / "run.json").exists():
+        raise _Unusable("no finished run has this configuration")
+    try:
+        record = json.loads((place / "run.json").read_text(encoding="utf-8"))
+        same_data = record["data"] == data_hash
+        whole = record["weights"] == _hash(place / "model.safetensors")
+        whole = whole and len(record["losses"]) == training.steps and record["seconds"] >= 0
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = same_data = False
+    if not whole:
+        raise _Unusable("the files of the finished run are damaged")
+    if not same_data:
+        raise _Unusable("the data changed")
+    return record
+
+
+def _usable_checkpoint(training, data_hash, documents, vocabulary) -> int | None:
+    """The step that the checkpoint of this run stands at, if it may be gone on from."""
+    place = folder(training)
+    try:
+        started = json.loads((place / "started.json").read_text(encoding="utf-8"))
+        losses = read_tensors(place / "checkpoint.safetensors")["losses"].tolist()
+        if started["data"] != data_hash or len(losses) > training.steps:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    today = fingerprint(training, documents, vocabulary)
+    return len(losses) if same_fingerprint(losses, today) is None else None
+
+
+def _measured(job: Job, record: dict) -> tuple[dict, str]:
+    """The rows that a job asks for, and why they were measured or used again."""
+    study = importlib.import_module(job.measure)
+    key = {
+        "measure": job.measure,
+        "settings": job.settings,
+        "weights": record["weights"],
+        "data": record["data"],
+        "code": code_hash((*MEASURING, job.measure)),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = folder(job.training) / f"measured-{digest}.json"
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if saved["key"] == key and saved["rows"]:
+            _report(job.measure_tokens)
+            return saved, "used again: weights, settings and code agree"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    began = time.perf_counter()
+    rows = study.measure(decoder(job.training), job.training, job.settings)
+    saved = {"key": key, "rows": rows, "seconds": time.perf_counter() - began}
+    files.write_json(saved, path)
+    _report(job.measure_tokens)
+    return saved, "measured"
+
+
+@functools.cache
+def code_hash(modules: tuple[str, ...]) -> str:
+    """SHA-256 of the code of modules (``package.*`` for all of a package), comments apart."""
+    sources = []
+    for name in modules:
+        place = paths.ROOT / Path(*name.removesuffix(".*").split("."))
+        sources += sorted(place.glob("*.py")) if name.endswith(".*") else [place.with_suffix(".py")]
+    trees = [ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def timings(outcomes: list[Outcome]) -> pd.DataFrame:
+    """One row a run: what was done and why, and the seconds of one core that it cost."""
+    return pd.DataFrame(
+        {
+            "encoding": o.job.training.encoding,
+            "train_length": o.job.training.train_length,
+            "seed": o.job.training.seed,
+            "training": o.trained,
+            "measuring": o.measured,
+            "training_seconds": round(o.training_seconds, 1),
+            "measuring_seconds": round(o.measuring_seconds, 1),
+            "tokens_per_second": round(o.job.training.tokens / max(o.training_seconds, 1e-9)),
+        }
+        for o in outcomes
+    )
+
+
+def _line(outcome: Outcome) -> str:
+    seconds = outcome.training_seconds + outcome.measuring_seconds
+    return f"{outcome.job.name}: {outcome.trained}; {outcome.measured} ({seconds:.0f} s)"
+
+
+def _bar(title: str, work: int) -> tqdm:
+    """Progress in trained tokens; a line every half minute where the output is no terminal."""
+    return tqdm(
+        total=work,
+        desc=title,
+        unit="tok",
+        unit_scale=True,
+        mininterval=0.5 if os.isatty(2) else 30,
+        bar_format="{desc}: {percentage:3.0f}% |{bar:20}| {elapsed} gone, {remaining} left, {rate_fmt}",
+    )
+
+
+_done, _slot = [0], 0
+
+
+def _report(tokens: int) -> None:
+    _done[_slot] += tokens
+
+
+def _start_worker(done) -> None:
+    """One thread, denormals as zero, and an end when the parent ends, however it does."""
+    global _done
+    _done = done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """End the pool now: what a worker is at is in its checkpoint."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(timeout=10)

@@ -1,0 +1,40 @@
+"""The studies: each module asks one question, and says what it trains, measures and draws.
+
+A study has `PROFILES` and `COST` (core-seconds a profile, measured), `jobs(profile)`,
+`measure(decoder, training, settings)`, `collect(outcomes)`, and FIGURES and TABLES that are made from
+its results: name → (frame, drawing) and name → frame.
+"""
+
+import importlib
+
+import pandas as pd
+
+from lib import paths
+
+STUDIES = ("extrapolation",)
+
+
+def study(name: str):
+    """The module of a study."""
+    return importlib.import_module(f"lib.studies.{name}")
+
+
+def read(name: str, profile: str = "reference") -> pd.DataFrame:
+    """The results of a study, one row a measurement.
+
+    Raises ValueError when the profile has not been run here.
+    """
+    path = paths.results(profile) / f"{name}.csv"
+    if not path.exists():
+        command = {"default": "reproduce"}.get(profile, profile)
+        raise ValueError(f"The profile {profile!r} has no {path.name} yet: run `make {command}`.")
+    return pd.read_csv(path)
+
+
+def frames(profile: str) -> dict[str, pd.DataFrame]:
+    """The tidy frame behind every figure, by name."""
+    made = {}
+    for name in STUDIES:
+        results = read(name, profile)
+        made |= {figure: frame(results) for figure, (frame, _) in study(name).FIGURES.items()}
+    return made

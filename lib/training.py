@@ -1,0 +1,250 @@
+"""One function trains one model, and can be stopped and resumed at any step to the same bits.
+
+What makes a run repeatable: weights and batches are drawn from the seed, batch t from (seed, t)
+alone; one thread; float32. What makes runs comparable: the same weights (but for the encoding's own
+parameters), the same batches in the same order and the same number of tokens for every encoding.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+
+from lib import files
+from lib.transformer import Config, Decoder
+
+FINGERPRINT_STEPS = 20  # the losses of the first steps tell one training from another
+FINGERPRINT_TOLERANCE = 1e-5
+CHECKPOINT_STEPS = 200
+BETAS, WEIGHT_DECAY, CLIP, WARM_UP = (0.9, 0.95), 0.1, 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides what a training run computes, but for the data.
+
+    Args:
+        encoding: the name of an encoding, built with `options`.
+        seed: draws the weights and the batches.
+        train_length: L, tokens a training window predicts.
+        tokens: tokens predicted over the whole run.
+        learning_rate: the peak of a linear warm-up and a cosine decay to zero.
+        encoding_rate: the encoding's own parameters (a learned table, relation vectors, a bias)
+            learn this many times faster, without weight decay.
+    """
+
+    encoding: str
+    seed: int
+    learning_rate: float
+    tokens: int
+    train_length: int = 64
+    encoding_rate: float = 1.0
+    options: dict = field(default_factory=dict)
+    batch_tokens: int = 1024
+    d_model: int = 96
+    n_heads: int = 3
+    n_layers: int = 3
+    d_ff: int = 256
+
+    def __post_init__(self):
+        if self.batch_tokens % self.train_length:
+            raise ValueError(
+                f"train_length {self.train_length} must divide batch_tokens {self.batch_tokens}."
+            )
+        if self.tokens < self.batch_tokens:
+            raise ValueError(f"tokens must be at least one batch of {self.batch_tokens}.")
+        if not (self.learning_rate > 0 and self.encoding_rate > 0):
+            raise ValueError("learning_rate and encoding_rate must be positive.")
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (first 16 hex digits) of the configuration."""
+        canonical = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def decoder(self, vocabulary: int) -> Decoder:
+        """The untrained model of this run."""
+        config = Config(
+            encoding=self.encoding,
+            options=self.options,
+            vocabulary=vocabulary,
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_layers=self.n_layers,
+            max_length=self.train_length,
+            d_ff=self.d_ff,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return Decoder(config)
+
+
+class Windows:
+    """Training windows of L + 1 tokens from documents, none across a border of two.
+
+    Raises ValueError when no document is long enough.
+    """
+
+    def __init__(self, documents: list[np.ndarray], train_length: int):
+        self.size = train_length + 1
+        usable = [d for d in documents if len(d) >= self.size]
+        if not usable:
+            raise ValueError(
+                f"No training document has {self.size} tokens: choose a shorter train_length."
+            )
+        self.tokens = np.concatenate(usable).astype(np.int64)
+        ends = np.cumsum([len(d) for d in usable])
+        starts = ends - [len(d) for d in usable]
+        self.starts = np.concatenate(
+            [np.arange(s, e - train_length) for s, e in zip(starts, ends, strict=True)]
+        )
+
+    def batch(self, seed: int, step: int, size: int) -> torch.Tensor:
+        """The windows of one step: (size, L + 1), a function of the arguments alone."""
+        chosen = np.random.default_rng([seed, step]).integers(len(self.starts), size=size)
+        places = self.starts[chosen][:, None] + np.arange(self.size)
+        return torch.from_numpy(self.tokens[places])
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Linear from 0 over the first tenth, then half a cosine down to 0."""
+    warm_up = max(1, round(WARM_UP * steps))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+
+
+def optimizer_of(decoder: Decoder, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices, none on gains, and the encoding in its own group."""
+    own = {id(p) for p in decoder.encodings.parameters()}
+    others = [p for p in decoder.parameters() if id(p) not in own]
+    lr = config.learning_rate
+    groups = [
+        {"params": [p for p in others if p.dim() > 1], "peak": lr, "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in others if p.dim() == 1], "peak": lr, "weight_decay": 0.0},
+    ]
+    if own:
+        rate = lr * config.encoding_rate
+        groups.append(
+            {"params": list(decoder.encodings.parameters()), "peak": rate, "weight_decay": 0.0}
+        )
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
+
+
+class Training:
+    """A run that goes step by step: `losses` (nats a token) grows by one with each `step()`."""
+
+    def __init__(self, config: TrainingConfig, documents: list[np.ndarray], vocabulary: int):
+        self.config = config
+        self.windows = Windows(documents, config.train_length)
+        self.decoder = config.decoder(vocabulary).train()
+        self.optimizer = optimizer_of(self.decoder, config)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        config, t = self.config, len(self.losses)
+        factor = learning_rate_factor(t, config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+        size = config.batch_tokens // config.train_length
+        window = self.windows.batch(config.seed, t, size)  # (B, L + 1)
+        logits = self.decoder(window[:, :-1])  # (B, L, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), CLIP)
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def save(self, path: Path) -> None:
+        """Weights, the optimizer's moments and the losses, in one safetensors file."""
+        tensors = {f"weights.{n}": p.detach() for n, p in self.decoder.named_parameters()}
+        for name, state in self._moments().items():
+            tensors |= {f"optimizer.{name}.{what}": value for what, value in state.items()}
+        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        with files.atomic(path) as temporary:
+            safetensors.torch.save_file(tensors, temporary)
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote; raises ValueError when the file does not fit this run."""
+        saved = read_tensors(path)
+        try:
+            for name, parameter in self.decoder.named_parameters():
+                parameter.data.copy_(saved[f"weights.{name}"])
+                prefix = f"optimizer.{name}."
+                self.optimizer.state[parameter] = {
+                    n.removeprefix(prefix): t for n, t in saved.items() if n.startswith(prefix)
+                }
+            self.losses = saved["losses"].tolist()
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{path.name} does not belong to this run ({error}).") from None
+
+    def _moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        state = self.optimizer.state
+        return {n: state[p] for n, p in self.decoder.named_parameters() if p in state}
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; raises ValueError when it is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path.name} is missing or damaged ({error}).") from None
+
+
+def same_fingerprint(a: list[float], b: list[float]) -> int | None:
+    """None when the losses of the first steps agree; else the first step that differs."""
+    for t, (x, y) in enumerate(zip(a[:FINGERPRINT_STEPS], b[:FINGERPRINT_STEPS], strict=False)):
+        if not abs(x - y) <= FINGERPRINT_TOLERANCE:
+            return t
+    return None
+
+
+def fingerprint(config: TrainingConfig, documents, vocabulary: int) -> list[float]:
+    """The losses of the first steps, trained anew."""
+    training = Training(config, documents, vocabulary)
+    for _ in range(min(FINGERPRINT_STEPS, config.steps)):
+        training.step()
+    return training.losses
+
+
+def train(
+    config: TrainingConfig,
+    documents: list[np.ndarray],
+    vocabulary: int,
+    checkpoint: Path | None = None,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> Training:
+    """Train to the end, from `checkpoint` on if that file holds a valid one.
+
+    `report` is called with the tokens of each few steps as they are done.
+    Raises ValueError for a checkpoint of another run, FloatingPointError when the loss is not finite.
+    """
+    training = Training(config, documents, vocabulary)
+    if checkpoint is not None and checkpoint.exists():
+        training.load(checkpoint)
+        report(len(training.losses) * config.batch_tokens)
+    while len(training.losses) < config.steps:
+        training.step()
+        report(config.batch_tokens)
+        if not math.isfinite(training.losses[-1]):
+            raise FloatingPointError(
+                f"The loss of {config.encoding}, seed {config.seed}, is not finite at step "
+                f"{len(training.losses)}: choose a smaller learning rate than {config.learning_rate}."
+            )
+        if checkpoint is not None and len(training.losses) % CHECKPOINT_STEPS == 0:
+            training.save(checkpoint)
+    return training
