@@ -7,7 +7,17 @@
 This package is pure mathematics: it imports torch and nothing else of the project.
 """
 
-from lib.encodings import alibi, learned, nope, rope, shaw, sinusoidal, t5  # noqa: F401 (register)
 from lib.encodings.base import ENCODINGS, Encoding, build, register
+
+# In the order of the story, which is then the order of ENCODINGS.
+# isort: off
+from lib.encodings import sinusoidal  # noqa: F401
+from lib.encodings import learned  # noqa: F401
+from lib.encodings import shaw  # noqa: F401
+from lib.encodings import t5  # noqa: F401
+from lib.encodings import rope  # noqa: F401
+from lib.encodings import alibi  # noqa: F401
+from lib.encodings import nope  # noqa: F401
+# isort: on
 
 __all__ = ["ENCODINGS", "Encoding", "build", "register"]

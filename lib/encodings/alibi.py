@@ -12,7 +12,7 @@ from lib.encodings.base import Encoding, register
 
 
 def slopes(n_heads: int) -> torch.Tensor:
-    """m_h for h = 0 … H−1: float64 (H,), each a power of two or a root of one.
+    """m_h for h = 0 … H−1: float64 (H,).
 
     H a power of two: m_h = 2^(−8(h+1)/H). Otherwise, with p the largest power of two below H: the
     p slopes of p heads, then every second slope of 2p heads from the first, H − p of them.
@@ -27,8 +27,9 @@ def slopes(n_heads: int) -> torch.Tensor:
 class ALiBi(Encoding):
     """Subtracts m_h · |i − j| from the logits. No parameters, no longest distance.
 
-    The penalty is made from the distance, in float32: the other form, + m_h · j for each key, is
-    the same under the softmax in exact arithmetic and wrong in half precision at long lengths.
+    The penalty is made from the distance, in float64, and added in float32 or wider: the other
+    form, + m_h · j for each key, is the same under the softmax in exact arithmetic and wrong in
+    half precision at long lengths.
     """
 
     def bias_by_distance(self, delta):

@@ -13,6 +13,9 @@ d = D/H width of a head, i the position of a query, j the position of a key, δ 
 """
 
 import inspect
+import math
+from contextlib import nullcontext
+from numbers import Integral, Real
 
 import torch
 from torch import nn
@@ -39,24 +42,22 @@ class Encoding(nn.Module):
 
     name: str
     domain = ("text",)
-    # One instance serves all layers; False gives each layer an instance (and parameters) of its own.
+    # One instance serves all layers; False gives each layer one (and parameters) of its own.
     shared_across_layers = True
-    # Where the result for one position depends on the length of the whole sequence (`length` below):
-    # the length up to which nothing is scaled. None: the length does not matter.
+    # Where the result for one position depends on the length of the whole sequence (`length`
+    # below): the length up to which nothing is scaled. None: the length does not matter.
     unscaled_length: int | None = None
 
     def __init__(self, d_model: int, n_heads: int, max_length: int, heads: range | None = None):
         super().__init__()
-        for what, value in [("d_model", d_model), ("n_heads", n_heads), ("max_length", max_length)]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{what} must be a whole number of at least 1, not {value!r}.")
+        check_whole(d_model=d_model, n_heads=n_heads, max_length=max_length)
         if d_model % n_heads:
             raise ValueError(
                 f"{n_heads} heads do not divide the width {d_model}: "
                 f"choose n_heads so that d_model % n_heads == 0."
             )
         heads = range(n_heads) if heads is None else heads
-        if len(heads) == 0 or min(heads) < 0 or max(heads) >= n_heads:
+        if not isinstance(heads, range) or not heads or min(heads) < 0 or max(heads) >= n_heads:
             raise ValueError(f"heads must be a non-empty slice of range({n_heads}), not {heads!r}.")
         self.d_model, self.n_heads, self.max_length = d_model, n_heads, max_length
         self.d = d_model // n_heads
@@ -70,7 +71,7 @@ class Encoding(nn.Module):
         """Turn q (B, H, Tq, d) and k (B, H_kv, Tk, d); the same shapes and dtypes come back.
 
         `length` is the sequence length that a length-dependent scaling is computed for; None means
-        the largest position + 1.
+        the largest position + 1, of each row where positions are (B, T).
         """
         return q, k
 
@@ -111,7 +112,9 @@ def register(name: str):
     """Class decorator: makes the encoding known to `build` under `name`."""
 
     def add(cls):
-        if name in ENCODINGS and ENCODINGS[name].__qualname__ != cls.__qualname__:
+        # The same class once more is a notebook cell run again.
+        known = ENCODINGS.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"An encoding named {name!r} is registered already: choose another.")
         cls.name = name
         ENCODINGS[name] = cls
@@ -135,9 +138,32 @@ def build(name: str, *, d_model: int, n_heads: int, max_length: int, **options) 
     unknown = sorted(set(options) - accepted)
     if unknown:
         raise ValueError(
-            f"{name} does not know the option {unknown[0]!r}: it takes {', '.join(sorted(accepted))}."
+            f"{name} does not know the option {unknown[0]!r}: "
+            f"it takes {', '.join(sorted(accepted))}."
         )
     return cls(d_model, n_heads, max_length, **options)
+
+
+def check_whole(least: int = 1, **values):
+    """ValueError unless each of the named values is a whole number of at least `least`."""
+    for what, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}.")
+
+
+def check_positive(**values):
+    """ValueError unless each of the named values is a positive, finite number."""
+    for what, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise ValueError(f"{what} must be a positive number, not {value!r}.")
+
+
+def without_autocast(x):
+    """A context in which the operations on x keep their dtypes, whatever autocast is around it."""
+    kind = x.device.type
+    known = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if known else nullcontext()
 
 
 def geometric_frequencies(n: int, base: float, device=None) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """RoPE: queries and keys turned by an angle that grows with the position.
 
-Each pair of channels is a complex number, z_k = x_2k + i·x_2k+1, and the token at position p turns it:
+Each pair of channels is a complex number, z_k = x_2k + i·x_2k+1, and the token at position p turns
+it:
 
     z_k ← z_k · exp(i · p · θ_k),   θ_k = base^(−2k/d),  k = 0 … d/2 − 1           (eq. 15, 34)
 
@@ -8,13 +9,13 @@ so that the product of a query at m and a key at n depends on m − n alone:
 Re(q e^{imθ} · conj(k e^{inθ})) = Re(q k* e^{i(m−n)θ}).
 
 Source: Su et al. 2021 (arXiv 2104.09864), section 3. Two layouts of the pairs are in use:
-"interleaved" (2k, 2k+1), as in the paper, GPT-J and Meta's LLaMA, and "half_split" (k, k + d/2), as in
-GPT-NeoX and Hugging Face's LLaMA. They differ by a permutation of the rows of W_q and W_k.
+"interleaved" (2k, 2k+1), as in the paper, GPT-J and Meta's LLaMA, and "half_split" (k, k + d/2), as
+in GPT-NeoX and Hugging Face's LLaMA. They differ by a permutation of the rows of W_q and W_k.
 """
 
 import torch
 
-from lib.encodings.base import Encoding, geometric_frequencies, register
+from lib.encodings.base import Encoding, check_positive, geometric_frequencies, register
 
 LAYOUTS = ("interleaved", "half_split")
 
@@ -30,7 +31,7 @@ def turn(x, phase, layout: str):
     x_wide = x.to(wide)
     if layout == "interleaved" and not torch.compiler.is_compiling():
         # One product of complex numbers is one pass over memory; the compiler has none.
-        z = torch.view_as_complex(x_wide.unflatten(-1, (-1, 2)))  # (B, H, T, d/2)
+        z = _as_complex(x_wide)  # (B, H, T, d/2)
         z = z * torch.polar(torch.ones_like(phase), phase).to(z.dtype)
         turned = torch.view_as_real(z).flatten(-2)
     else:
@@ -38,6 +39,16 @@ def turn(x, phase, layout: str):
         a, b = _pairs(x_wide, layout)
         turned = _join(a * cos - b * sin, b * cos + a * sin, layout)
     return turned.to(x.dtype)
+
+
+def _as_complex(x):
+    """The pairs (2k, 2k+1) of x (…, d) as complex numbers (…, d/2): a view where memory allows it,
+    which is where every pair lies together and starts at an even place."""
+    x = x.unflatten(-1, (-1, 2))
+    even = all(n % 2 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
+    if x.stride(-1) != 1 or not even:
+        x = x.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(x)
 
 
 def _pairs(x, layout):
@@ -73,12 +84,12 @@ class RoPE(Encoding):
         super().__init__(d_model, n_heads, max_length, heads)
         if self.d % 2:
             raise ValueError(
-                f"RoPE turns pairs of channels: the head width d_model/n_heads = {self.d} must be even."
+                f"RoPE turns pairs of channels: choose an even head width d_model/n_heads, "
+                f"not {self.d}."
             )
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}.")
-        if not base > 0:
-            raise ValueError(f"base must be positive, not {base!r}.")
+        check_positive(base=base)
         self.base, self.layout = float(base), layout
 
     def frequencies(self, device=None):

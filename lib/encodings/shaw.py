@@ -10,7 +10,7 @@ Source: Shaw, Uszkoreit, Vaswani 2018 (arXiv 1803.02155), section 3.
 import torch
 from torch import nn
 
-from lib.encodings.base import Encoding, distances, register
+from lib.encodings.base import Encoding, check_whole, distances, register, without_autocast
 
 
 @register("shaw")
@@ -25,19 +25,25 @@ class Shaw(Encoding):
 
     def __init__(self, d_model, n_heads, max_length, clip: int = 16, heads=None):
         super().__init__(d_model, n_heads, max_length, heads)
-        if isinstance(clip, bool) or not isinstance(clip, int) or clip < 1:
-            raise ValueError(f"clip must be a whole number of at least 1, not {clip!r}.")
+        check_whole(clip=clip)
         self.clip = clip
         self.a_k = nn.Parameter(torch.randn(2 * clip + 1, self.d) * self.d**-0.5)
         self.a_v = nn.Parameter(torch.randn(2 * clip + 1, self.d) * self.d**-0.5)
 
     def relation(self, q_pos, k_pos):
-        """r + c for every query and key, a row of the tables: (Tq, Tk) or (B, Tq, Tk)."""
+        """r + c for every query and key, a row of the tables: (Tq, Tk) or (B, Tq, Tk).
+
+        A fraction of a position is dropped, toward distance 0.
+        """
         c = self.clip
         return (-distances(q_pos, k_pos)).clamp(-c, c).long() + c
 
     def bias(self, q, k, q_pos, k_pos, mask=None):
-        q_a = q @ self.a_k.to(q.dtype).T / self.d**0.5  # (B, H, Tq, 2c+1): q_i · a^K_r / √d
+        # In float32 or wider, like the product q_i · k_j that this is added to.
+        wide = torch.promote_types(q.dtype, torch.float32)
+        with without_autocast(q):
+            # q_i · a^K_r / √d: (B, H, Tq, 2c+1)
+            q_a = q.to(wide) @ self.a_k.to(wide).T / self.d**0.5
         r = self.relation(q_pos, k_pos)
         r = r[:, None] if r.dim() == 3 else r  # (B, 1, Tq, Tk) or (Tq, Tk)
         return q_a.gather(-1, r.expand(*q_a.shape[:-1], r.shape[-1]))  # (B, H, Tq, Tk)
@@ -48,4 +54,5 @@ class Shaw(Encoding):
         r = r[:, None] if r.dim() == 3 else r
         on_relation = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1)
         on_relation = on_relation.scatter_add(-1, r.expand(weights.shape), weights)
-        return on_relation @ self.a_v.to(weights.dtype)  # (B, H, Tq, d)
+        with without_autocast(weights):
+            return on_relation @ self.a_v.to(weights.dtype)  # (B, H, Tq, d)

@@ -8,7 +8,7 @@ Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.5, where base = 10000.
 
 import torch
 
-from lib.encodings.base import Encoding, geometric_frequencies, register
+from lib.encodings.base import Encoding, check_positive, geometric_frequencies, register
 
 
 @register("sinusoidal")
@@ -26,8 +26,7 @@ class Sinusoidal(Encoding):
         super().__init__(d_model, n_heads, max_length, heads)
         if d_model % 2:
             raise ValueError(f"Sinusoids come in pairs: choose an even d_model, not {d_model}.")
-        if not base > 0:
-            raise ValueError(f"base must be positive, not {base!r}.")
+        check_positive(base=base)
         self.base = float(base)
 
     def table(self, positions) -> torch.Tensor:

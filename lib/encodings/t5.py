@@ -13,14 +13,14 @@ import math
 import torch
 from torch import nn
 
-from lib.encodings.base import Encoding, register
+from lib.encodings.base import Encoding, check_whole, register
 
 
 def bucket(delta, n_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False):
     """The bucket of each distance δ = i − j (any shape, integer or float): long, same shape.
 
     Causal: keys ahead of the query (δ < 0) fall into bucket 0. Bidirectional: half of the buckets
-    serve the past, half the future (+ n_buckets/2).
+    serve the past, half the future (+ n_buckets/2). With n buckets a side, e = n/2 of them exact:
 
         bucket(δ) = δ                                                   for δ < e
                     e + ⌊ln(δ/e) / ln(max_distance/e) · (n − e)⌋        else, at most n − 1
@@ -29,9 +29,10 @@ def bucket(delta, n_buckets: int = 32, max_distance: int = 128, bidirectional: b
     future = (delta < 0).long() * n if bidirectional else torch.zeros_like(delta, dtype=torch.long)
     delta = delta.abs() if bidirectional else delta.clamp(min=0)
     e = n // 2  # exact buckets
-    # The log in float32, as in the published code: distances on a boundary then fall as T5's do.
-    far = torch.log(delta.clamp(min=e).float() / e) / math.log(max_distance / e) * (n - e)
-    far = (e + far.long()).clamp(max=n - 1)
+    far = torch.log(delta.clamp(min=e).double() / e) / math.log(max_distance / e) * (n - e)
+    # Some distances lie on a boundary (16, 32, 64 in both directions) and belong to the bucket
+    # above it: 1e-9 keeps them there, however this machine rounds the logarithm.
+    far = (e + (far + 1e-9).long()).clamp(max=n - 1)
     return future + torch.where(delta < e, delta.long(), far)
 
 
@@ -56,8 +57,9 @@ class T5Bias(Encoding):
         heads=None,
     ):
         super().__init__(d_model, n_heads, max_length, heads)
+        check_whole(n_buckets=n_buckets, max_distance=max_distance)
         least = 4 if bidirectional else 2
-        if n_buckets < least or n_buckets % least:
+        if n_buckets % least:
             raise ValueError(f"n_buckets must be a multiple of {least}, not {n_buckets!r}.")
         exact = n_buckets // least
         if max_distance <= exact:
