@@ -1,12 +1,12 @@
 """The decoder that every encoding is tried in, and cached decoding.
 
-Pre-norm, RMSNorm, SwiGLU, no biases, tied embeddings: the LLaMA family's block, small. Positions are
-explicit, so that left padding and a cache of keys and values need no special case.
+Pre-norm, RMSNorm, SwiGLU, no biases, tied embeddings: the LLaMA family's block, small. Positions
+are explicit, so that left padding and a cache of keys and values need no special case.
 
 Letters: B batch, T length, V vocabulary, D width, H heads, H_kv heads of keys, d = D/H.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import nn
 
 from lib.attention import attend, causal_mask, toeplitz
 from lib.encodings import build
+from lib.encodings.base import check_whole
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,16 @@ class Config:
     options: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        kv = self.n_kv_heads
-        if kv is not None and (kv < 1 or self.n_heads % kv):
-            raise ValueError(f"n_kv_heads = {kv} must divide n_heads = {self.n_heads}.")
-        for what in ("vocabulary", "n_layers", "d_ff"):
-            if getattr(self, what) < 1:
-                raise ValueError(f"{what} must be at least 1, not {getattr(self, what)!r}.")
+        sizes = {x.name: getattr(self, x.name) for x in fields(self)}
+        del sizes["encoding"], sizes["options"]
+        if self.n_kv_heads is None:
+            del sizes["n_kv_heads"]
+        check_whole(**sizes)
+        for part, whole in [("n_heads", "d_model"), ("n_kv_heads", "n_heads")]:
+            if sizes[whole] % sizes.get(part, 1):
+                raise ValueError(
+                    f"{part} = {sizes[part]} must divide {whole} = {sizes[whole]}: choose another."
+                )
 
 
 class Cache:
@@ -56,22 +61,16 @@ class Cache:
     """
 
     def __init__(self, length: int | None = None):
+        if length is not None:
+            check_whole(length=length)
         self.length = length
         self.keys, self.values = {}, {}  # layer → (B, H_kv, T, d)
         self.positions = None  # (T,) or (B, T)
         self.real = None  # (B, T), False on padding; None while there is none
-        self.contiguous = True
+        self.contiguous = True  # whether every position is the one before + 1
 
     def __len__(self):
         return 0 if self.positions is None else self.positions.shape[-1]
-
-    def append_positions(self, positions, batch: int):
-        """Append the positions (T,) or (B, T) of new tokens; all that are stored come back."""
-        old = self.positions
-        if old is not None and old.dim() != positions.dim():
-            old, positions = (p.expand(batch, -1) for p in (old, positions))
-        self.positions = positions if old is None else torch.cat([old, positions], dim=-1)
-        return self.positions
 
     def extend(self, layer: int, k, v):
         """Append k, v (B, H_kv, T, d) of one layer; all that is stored comes back."""
@@ -91,6 +90,8 @@ class View:
     mask: torch.Tensor | None  # as in `attend`
     bias: torch.Tensor | None  # as in `attend`
     length: int | None  # as in `Encoding.rotate`
+    real: torch.Tensor | None  # (B, Tk), as in `Cache`
+    contiguous: bool  # as in `Cache`
     cache: Cache | None
 
 
@@ -155,7 +156,7 @@ class Decoder(nn.Module):
         )
 
     def _initialise(self):
-        """Normal weights of variance 1/fan-in; what is added to the residual stream 1/(2n) of it."""
+        """Normal weights of variance 1/fan-in, and 1/(2n) of it where they write to the stream."""
         nn.init.normal_(self.embedding.weight, std=self.config.d_model**-0.5)
         for block in self.blocks:
             for linear in (block.w_qkv, block.w_gate_up):
@@ -173,64 +174,111 @@ class Decoder(nn.Module):
 
         Args:
             tokens: (B, T) of token ids.
-            positions: (T,) or (B, T); None counts the real tokens of each row from 0, on from what
-                the cache holds.
+            positions: (T,) or (B, T); None counts the real tokens of each row, from 0 or on from
+                the last position in the cache.
             padding_mask: (B, T), True where a token is real. Padding stands on the left; what comes
                 out at a padded place means nothing.
-            cache: takes in the new keys and values, and lends the old ones.
+            cache: takes in the new keys and values, and lends the old ones. A new Cache(length=n)
+                and the whole sequence at once make a full pass computed for the length n.
 
         Raises:
-            ValueError: no token, shapes that do not agree, or a length-dependent encoding decoded
-                past the length that its cache is fixed for.
+            ValueError: no token, a token that the vocabulary lacks, shapes that do not agree, or a
+                length-dependent encoding decoded past the length that its cache is fixed for. The
+                cache is then as it was.
         """
-        if tokens.dim() != 2 or tokens.shape[1] == 0:
-            raise ValueError(f"tokens must be (B, T) with T ≥ 1, not {tuple(tokens.shape)}.")
         view = self._view(tokens, positions, padding_mask, cache)
-        x = self.embedding(tokens) * self.config.d_model**0.5  # (B, T, D), as large as a sinusoid
+        x = self._embed(tokens) * self.config.d_model**0.5  # (B, T, D), as large as a sinusoid
         x = self.encoding(0).embed(x, view.q_pos, view.length)
+        if cache is not None:  # nothing is refused from here on
+            cache.positions, cache.real, cache.contiguous = view.k_pos, view.real, view.contiguous
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, self.encoding(layer), view)
         return F.linear(self.norm(x), self.embedding.weight)
 
+    def _embed(self, tokens):
+        """The vector of each token, (B, T, D)."""
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens must be int64 or int32, not {tokens.dtype}: call .long().")
+        try:
+            return self.embedding(tokens)
+        except IndexError:
+            # The lookup on a CPU finds it at no cost. To check on a GPU would wait for it at every
+            # step; there the kernel stops with an assertion of its own.
+            raise ValueError(
+                f"tokens must lie in 0 … {self.config.vocabulary - 1}, and run from "
+                f"{tokens.min()} to {tokens.max()}: encode the text with this model's vocabulary."
+            ) from None
+
     def _view(self, tokens, positions, padding_mask, cache):
-        B, T = tokens.shape
-        device = tokens.device
+        """Everything the layers share. The cache is read, and not yet written."""
+        self._check_shapes(tokens, positions, padding_mask, cache)
+        T, device = tokens.shape[1], tokens.device
         past = 0 if cache is None else len(cache)
-        if padding_mask is not None and padding_mask.shape != tokens.shape:
-            raise ValueError(
-                f"padding_mask {tuple(padding_mask.shape)} must have the shape of the tokens, "
-                f"{tuple(tokens.shape)}."
-            )
-        real = padding_mask  # (B, past + T), or None while every token is real
-        if cache is not None and (cache.real is not None or padding_mask is not None):
-            old = tokens.new_ones(B, past, dtype=torch.bool) if cache.real is None else cache.real
-            new = torch.ones_like(tokens, dtype=torch.bool) if real is None else real.bool()
-            real = torch.cat([old, new], dim=1)
-        contiguous = positions is None and real is None
-        if positions is None and real is None:
-            positions = torch.arange(past, past + T, device=device)
-        elif positions is None:
-            positions = (real.long().cumsum(1) - 1).clamp(min=0)[:, past:]  # (B, T)
-        elif positions.shape[:2] not in (torch.Size([T]), torch.Size([B, T])):
-            raise ValueError(
-                f"positions {tuple(positions.shape)} must be ({T},) or ({B}, {T}), as the tokens."
-            )
+        real = self._real(tokens, padding_mask, cache)
+        contiguous = positions is None and real is None and (cache is None or cache.contiguous)
+        if positions is None:
+            positions = self._positions(tokens, real, cache)
         k_pos = positions
-        if cache is not None:
-            k_pos = cache.append_positions(positions, B)
-            cache.real = real
-            contiguous = cache.contiguous = contiguous and cache.contiguous
+        if past:
+            old = cache.positions
+            if old.dim() != positions.dim():
+                old, positions = (p.expand(len(tokens), -1) for p in (old, positions))
+            k_pos = torch.cat([old, positions], dim=-1)
         mask = None
         if real is not None:
             causal = causal_mask(T, past + T, device)
             # A padded query sees itself, so that its softmax has something to sum.
             itself = torch.eye(past + T, dtype=torch.bool, device=device)[past:]
-            mask = (causal & real.bool()[:, None, None, :]) | itself  # (B, 1, T, past + T)
+            mask = (causal & real[:, None, None, :]) | itself  # (B, 1, T, past + T)
         bias = None
         encoding = self.encoding(0)
         if contiguous and encoding.shared_across_layers and encoding.bias_by_distance is not None:
             bias = toeplitz(encoding, T, past + T, device)
-        return View(positions, k_pos, mask, bias, self._length(positions, cache), cache)
+        length = self._length(positions, cache)
+        return View(positions, k_pos, mask, bias, length, real, contiguous, cache)
+
+    def _check_shapes(self, tokens, positions, padding_mask, cache):
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise ValueError(f"tokens must be (B, T) with T ≥ 1, not {tuple(tokens.shape)}.")
+        B, T = tokens.shape
+        if positions is not None and positions.shape not in ((T,), (B, T)):
+            raise ValueError(
+                f"positions {tuple(positions.shape)} must be ({T},) or ({B}, {T}), as the tokens."
+            )
+        if padding_mask is not None and padding_mask.shape != tokens.shape:
+            raise ValueError(
+                f"padding_mask {tuple(padding_mask.shape)} must have the shape of the tokens, "
+                f"{tuple(tokens.shape)}."
+            )
+        if cache is not None and cache.keys and len(cache.keys[0]) != B:
+            raise ValueError(
+                f"The cache holds {len(cache.keys[0])} rows and the tokens have {B}: start another "
+                f"Cache() for another batch."
+            )
+
+    def _real(self, tokens, padding_mask, cache):
+        """Which of the stored and the new tokens are real, (B, past + T); None if all are."""
+        old = None if cache is None else cache.real
+        if old is None and padding_mask is None:
+            return None
+        if old is None:
+            past = 0 if cache is None else len(cache)
+            old = tokens.new_ones(len(tokens), past, dtype=torch.bool)
+        new = torch.ones_like(tokens) if padding_mask is None else padding_mask
+        return torch.cat([old, new.bool()], dim=1)
+
+    def _positions(self, tokens, real, cache):
+        """The positions of tokens that come without: (T,), or (B, T) where rows differ."""
+        T, device = tokens.shape[1], tokens.device
+        past = 0 if cache is None else len(cache)
+        last = cache.positions[..., -1:] if past else torch.tensor([-1], device=device)
+        if real is None:
+            return last + torch.arange(1, T + 1, device=device)
+        # Padding before the first real token of a row stands at 0, which no real token minds.
+        started = real[:, :past].any(1, keepdim=True)  # (B, 1)
+        count = real[:, past:].long().cumsum(1)  # (B, T)
+        positions = torch.where(started, last, -1) + count
+        return positions.masked_fill(~started & (count == 0), 0)
 
     def _length(self, positions, cache):
         """The length that a length-dependent encoding is computed for (see `Cache`)."""
