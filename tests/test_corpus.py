@@ -55,7 +55,7 @@ def test_every_text_of_the_installed_package_is_read(real):
     assert sum(len(real.documents(split)) for split in corpus.SPLITS) == count == 249
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_one_flipped_bit_is_noticed(tmp_path_factory, data):
     source = package(tmp_path_factory.mktemp("package"), speeches())
@@ -195,7 +195,7 @@ def test_the_vocabulary_has_1024_entries_and_training_it_again_gives_the_same(re
     assert corpus.train_tokenizer(train).to_str() == real.tokenizer.to_str()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(year=st.integers(1800, 1859), text=st.text(min_size=1))
 def test_the_tokenizer_has_seen_the_training_part_and_nothing_else(tmp_path_factory, year, text):
     # Commoner than any other pair where it is trained on, so that the vocabulary must show it.
