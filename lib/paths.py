@@ -1,11 +1,14 @@
 """Where everything lies: the one module that knows the folders of this repository."""
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 DATA = ROOT / "data"
-CACHE = DATA / "cache"  # finished runs and prepared corpora; ignored by git
+# Finished runs and prepared corpora, ignored by git; COMPANION_CACHE names another folder for them,
+# such as one that several checkouts share.
+CACHE = Path(os.environ.get("COMPANION_CACHE") or DATA / "cache")
 REFERENCE = DATA / "reference"  # the committed results of the default profile
 PUBLISHED = DATA / "published"  # tables copied from papers
 
