@@ -47,9 +47,9 @@ def drift(built, reference):
 def report(built, reference, verdicts_built, verdicts_reference):
     """What changed from the reference to this build, as lines to print.
 
-    built, reference: {figure name: tidy frame}. verdicts_*: frames with the columns `id, verdict`.
-    For each figure one line with its largest drift, and one line for each row that only one side
-    has; then each verdict that changed, as `id: holds → undecided`; the last line is a summary.
+    built, reference: {figure name: tidy frame}. verdicts_*: {claim id: verdict}. For each
+    figure one line with its largest drift, and one line for each row that only one side has; then
+    each verdict that changed, as `id: holds → undecided`; the last line is a summary.
     """
     lines, largest, alone = [], (0.0, None), 0
     shared = [name for name in reference if name in built]
@@ -137,10 +137,9 @@ def _missing(rows):
 
 def _verdicts(built, reference):
     """(a line for each verdict that differs, how many claims there are)."""
-    now, before = (frame.set_index("id")["verdict"] for frame in (built, reference))
-    ids = before.index.append(now.index.difference(before.index, sort=False))
-    pairs = [(name, before.get(name, "none"), now.get(name, "none")) for name in ids]
-    return [f"{name}: {old} → {new}" for name, old, new in pairs if old != new], len(pairs)
+    ids = list(dict.fromkeys([*reference, *built]))
+    pairs = [(name, reference.get(name, "none"), built.get(name, "none")) for name in ids]
+    return [f"{name}: {old} → {new}" for name, old, new in pairs if old != new], len(ids)
 
 
 def _count(n, noun):

@@ -11,7 +11,7 @@ from lib.drift import drift, report
 ENCODINGS = ["rope", "alibi", "nope"]
 PANELS = ["nonoverlapping", "sliding"]
 LENGTHS = [64, 128, 256.5]
-VERDICTS = pd.DataFrame({"id": ["ROT-1", "ALI-4"], "verdict": ["holds", "undecided"]})
+VERDICTS = {"ROT-1": "holds", "ALI-4": "undecided"}
 
 
 def one_figure(value=None, sd=2.0):
@@ -120,7 +120,7 @@ def test_figures_without_a_common_row_say_so():
 
 
 def test_verdicts_that_changed_are_listed():
-    now = pd.DataFrame({"id": ["NEW-1", "ALI-4"], "verdict": ["refuted", "holds"]})
+    now = {"NEW-1": "refuted", "ALI-4": "holds"}
     assert report({}, {}, now, VERDICTS) == [
         "ROT-1: holds → none",
         "ALI-4: undecided → holds",
