@@ -41,7 +41,7 @@ accept: $(STAMP) ## promote build/default to the committed reference
 # One pytest for both: the workers share out test files and notebooks, a notebook stays whole.
 test: $(STAMP) ## unit tests, and every notebook against its committed outputs
 	@$(VENV_PYTHON) -m pytest -n $(or $(WORKERS),logical) --maxprocesses 8 --dist loadscope \
-	    --nbval --nbval-cell-timeout 120 tests $(wildcard notebooks)
+	    --nbval --nbval-cell-timeout 120 tests notebooks
 
 lab: $(STAMP) ## open the notebooks in JupyterLab, on this machine only
 	@$(VENV_PYTHON) -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(LAB_ARGS)
@@ -64,7 +64,7 @@ LOCKS := requirements.lock requirements-peers.lock
 # $(call step,what is done,command): the command's output goes to a log, a failure is one sentence.
 define step
 @echo "set-up: $(1) …"
-@$(2) >>.venv/setup.log 2>&1 || { grep '^ERROR' .venv/setup.log | tail -n 1; \
+@$(2) >>.venv/setup.log 2>&1 || { grep -m 1 '^ERROR' .venv/setup.log; \
     echo "Set-up failed at: $(1). The details are in .venv/setup.log; run 'make setup' to try again."; exit 1; }
 endef
 
