@@ -1,0 +1,202 @@
+"""The store and the runner: reuse for a reason, the same bits with any number of workers, resuming
+after a kill."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lib import corpus, paths, runs
+from lib.training import TrainingConfig
+
+SMALL = TrainingConfig(
+    encoding="rope", seed=1, learning_rate=1e-2, tokens=1024 * 30, train_length=64,
+    d_model=16, n_heads=2, n_layers=1, d_ff=24,
+)  # fmt: skip
+MEASURE = "lib.studies.learning_rates"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    """A cache folder of the test's own, with the prepared corpus in it."""
+    corpus.load()  # prepared where it usually lies, then linked
+    (tmp_path / "corpus").symlink_to(paths.CACHE / "corpus")
+    monkeypatch.setattr(paths, "CACHE", tmp_path)
+    monkeypatch.setenv("COMPANION_CACHE", str(tmp_path))  # for the workers
+    return tmp_path
+
+
+def job(**changes):
+    return runs.Job(dataclasses.replace(SMALL, **changes), MEASURE, {"tokens": 2000}, 500)
+
+
+def record(training=SMALL):
+    return json.loads((runs.folder(training) / "run.json").read_text())
+
+
+def test_the_bits_do_not_depend_on_the_number_of_workers(monkeypatch, tmp_path):
+    jobs = [job(seed=s, encoding=e) for s in (1, 2) for e in ("t5", "sinusoidal")]
+    monkeypatch.setenv("WORKERS", "1")
+    one = runs.run(jobs, "one worker")
+    weights = [record(j.training)["weights"] for j in jobs]
+    for j in jobs:
+        for path in runs.folder(j.training).iterdir():
+            path.unlink()
+    monkeypatch.setenv("WORKERS", "3")
+    three = runs.run(jobs, "three workers")
+    assert [o.job for o in three] == jobs
+    assert [record(j.training)["weights"] for j in jobs] == weights
+    assert [o.rows for o in one] == [o.rows for o in three]
+    assert [o.losses for o in one] == [o.losses for o in three]
+
+
+def test_a_finished_run_is_used_again_and_says_so():
+    first, second = runs.do(job()), runs.do(job())
+    assert first.trained == "trained: no finished run has this configuration"
+    assert first.measured == "measured"
+    assert second.trained.startswith("used again") and second.measured.startswith("used again")
+    assert (first.rows, first.losses) == (second.rows, second.losses)
+
+
+def _edit_record(**changes):
+    path = runs.folder(SMALL) / "run.json"
+    path.write_text(json.dumps({**record(), **changes}))
+
+
+def other_losses():
+    _edit_record(losses=[x + 1e-4 for x in record()["losses"]])
+
+
+def other_data():
+    _edit_record(data="0" * 64)
+
+
+def cut_record():
+    path = runs.folder(SMALL) / "run.json"
+    path.write_text(path.read_text()[:100])
+
+
+def record_of_another_shape():
+    (runs.folder(SMALL) / "run.json").write_text("[1, 2]")
+
+
+def cut_weights():
+    path = runs.folder(SMALL) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def no_weights():
+    (runs.folder(SMALL) / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (other_losses, "step 0 no longer gives the loss on record"),
+        (other_data, "the data changed"),
+        (cut_record, "damaged"),
+        (record_of_another_shape, "damaged"),
+        (cut_weights, "damaged"),
+        (no_weights, "damaged"),
+    ],
+)
+def test_a_run_that_no_longer_fits_is_trained_again_and_says_why(damage, reason):
+    first = runs.do(job())
+    damage()
+    again = runs.do(job())
+    assert again.trained.startswith("trained: ") and reason in again.trained
+    assert (again.losses, again.rows) == (first.losses, first.rows)
+    assert runs.do(job()).trained.startswith("used again")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}'])
+def test_damaged_rows_are_measured_again(text):
+    first = runs.do(job())
+    (path,) = runs.folder(SMALL).glob("measured-*.json")
+    path.write_text(text)
+    again = runs.do(job())
+    assert again.measured == "measured" and again.rows == first.rows
+
+
+def test_rows_are_measured_again_when_the_code_that_measures_changes(monkeypatch):
+    runs.do(job())
+    monkeypatch.setattr(runs, "code_hash", lambda modules: "other code")
+    again = runs.do(job())
+    assert again.trained.startswith("used again") and again.measured == "measured"
+
+
+def test_the_hash_of_code_sees_code_and_not_comments(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    (tmp_path / "lib").mkdir()
+
+    def hash_of(text):
+        (tmp_path / "lib" / "a.py").write_text(text)
+        runs.code_hash.cache_clear()
+        return runs.code_hash(("lib.a",)), runs.code_hash(("lib.*",))
+
+    assert hash_of("x = 1") == hash_of("# why\nx  =  1\n")
+    assert set(hash_of("x = 1")).isdisjoint(hash_of("x = 2"))
+    runs.code_hash.cache_clear()
+
+
+def test_a_decoder_can_be_had_from_a_finished_run():
+    with pytest.raises(ValueError, match="make reproduce"):
+        runs.decoder(SMALL)
+    runs.do(job())
+    model = runs.decoder(SMALL)
+    assert not model.training
+    assert torch.isfinite(model(torch.zeros(1, 70, dtype=torch.long))).all()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_workers_must_be_a_whole_number(monkeypatch, value):
+    monkeypatch.setenv("WORKERS", value)
+    with pytest.raises(ValueError, match="WORKERS must be"):
+        runs.workers()
+
+
+def test_a_failing_run_is_one_error_and_the_others_are_kept():
+    with pytest.raises(FloatingPointError, match="not finite"):
+        runs.run([job(), job(seed=2, learning_rate=1e30)], "one fails")
+
+
+SCRIPT = """
+import dataclasses
+from lib import runs, training
+from tests.test_runs import SMALL, job
+if __name__ == "__main__":
+    runs.run([job(seed=s, tokens=1024 * 600) for s in (1, 2)], "to be killed")
+"""
+
+
+def test_a_killed_study_resumes_from_its_checkpoints_to_the_same_bits(store, tmp_path):
+    jobs = [job(seed=s, tokens=1024 * 600) for s in (1, 2)]
+    script = tmp_path / "study.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "WORKERS": "2"}
+    study = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    checkpoints = [runs.folder(j.training) / "checkpoint.safetensors" for j in jobs]
+    deadline = time.monotonic() + 120
+    while not any(c.exists() for c in checkpoints) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(study.pid, signal.SIGKILL)
+    study.wait()
+    time.sleep(1)  # the workers see that their parent has gone
+    interrupted = [c.exists() for c in checkpoints]
+    assert any(interrupted)
+    resumed = runs.run(jobs, "resumed")
+    assert any("resumed at step" in o.trained for o in resumed)
+    weights = [record(j.training)["weights"] for j in jobs]
+    for j in jobs:
+        for path in runs.folder(j.training).iterdir():
+            path.unlink()
+    whole = runs.run(jobs, "whole")
+    assert [record(j.training)["weights"] for j in jobs] == weights
+    assert [o.losses for o in whole] == [o.losses for o in resumed]
+    assert not any(c.exists() for c in checkpoints)
