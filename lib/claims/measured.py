@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from lib import figures, paths
-from lib.claims.verdicts import HOLDS, REFUTED, Part, judge
+from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly, judge
 from lib.encodings import build
 from lib.studies import extrapolation
 
@@ -218,8 +218,8 @@ def sinusoid_is_fair(results, worse: float) -> Parts:
 
 
 def learned_past_its_end(results, worse: float) -> Parts:
-    """Past the table: refused; interpolated, is it usable, and better than untrained rows? Without
-    any fine-tuning. 512 → 8192 is 16 times, as L → 16 L here."""
+    """Past the table: refused; interpolated: usable at 2L and at 16L (as 512 → 8192), and there
+    better than untrained rows? Without any fine-tuning."""
     ours = here(results)
     L = ours.lengths[0]
     learned = build("learned", d_model=8, n_heads=1, max_length=L)
@@ -232,17 +232,15 @@ def learned_past_its_end(results, worse: float) -> Parts:
         {s: ours.loss(name, L, s * L) for s in (1, 2, 16)}
         for name in ("learned_interpolated", "learned")
     )
-    usable = [
-        ours.part(
-            f"interpolated, {L} → {s * L}", paired(squeezed[s], squeezed[1]), high=math.log1p(worse)
-        )
+    usable, far = (
+        ours.part(f"{s * L} against {L}", paired(squeezed[s], squeezed[1]), high=math.log1p(worse))
         for s in (2, 16)
-    ]
-    better = paired(squeezed[16], fresh[16])
+    )
+    fresh = ours.part("against untrained rows", paired(squeezed[16], fresh[16]), high=0.0)
     return [
         Part(f"no row {16 * L - 1}", HOLDS if refused else REFUTED, "yes" if refused else "no"),
-        *usable,
-        ours.part(f"interpolated against untrained rows at {16 * L}", better, high=0.0),
+        usable._replace(what=f"interpolated, {usable.what}"),
+        jointly("interpolated", far, fresh),
     ], []
 
 
@@ -250,15 +248,20 @@ def learned_past_its_end(results, worse: float) -> Parts:
 
 
 def t5_reaches_about_twice(results, within: float, most: float) -> Parts:
+    """It works at 2L; and that is about where it ends."""
+
     def ask(source):
         parts = []
         for T in source.lengths:
-            works = source.change("t5", T, 2 * T)
-            if source.seeded and works.empty and T != source.lengths[0]:
+            loss = source.change("t5", T, 2 * T)
+            if source.seeded and loss.empty and T != source.lengths[0]:
                 continue  # T5 is trained at L alone here
+            works = source.part(f"{T} → {2 * T}", loss, high=math.log1p(within))
             far = source.change("t5", T, most * T)
-            parts.append(source.part(f"{T} → {2 * T}", works, high=math.log1p(within)))
-            parts.append(source.part(f"{T} → {most * T:g}", far, low=math.log1p(within)))
+            ends = source.part(f"no longer {T} → {most * T:g}", far, low=math.log1p(within))
+            # Where it breaks down at 2L already, that it does so at 3L speaks for nothing.
+            both_hold = jointly(ends.what, works, ends)
+            parts += [works, both_hold._replace(measured=ends.measured)]
         return parts
 
     return both(results, ask)
@@ -302,20 +305,21 @@ def alibi_against_sinusoids_at_2L(results, equal: float) -> Parts:
 
 
 def alibi_best_at_twice(results, slowly: float) -> Parts:
-    """Better at 2L than at L; past it worse, but slowly; in both evaluations."""
+    """Better at 2L than at L, and worse again at 4L, but slowly; in both evaluations."""
 
     def ask(source):
-        parts = []
-        for evaluation in (BLOCKS, SLIDING):
-            T = source.lengths[0]
+        T = source.lengths[0]
+
+        def best(evaluation):
             gain = source.change("alibi", T, 2 * T, evaluation)
             loss = source.change("alibi", T, 4 * T, evaluation, to=2 * T)
-            parts += [
-                source.part(f"{evaluation}, {T} → {2 * T}", gain, high=0.0),
-                source.part(f"{evaluation}, {2 * T} → {4 * T}", loss, low=0.0),
-                source.part(f"{evaluation}, no faster", loss, high=math.log1p(slowly)),
-            ]
-        return parts
+            return jointly(
+                evaluation,
+                source.part(f"{T} → {2 * T}", gain, high=0.0),
+                source.part(f"{2 * T} → {4 * T}", loss, 0.0, math.log1p(slowly)),
+            )
+
+        return [best(BLOCKS), best(SLIDING)]
 
     return both(results, ask)
 
@@ -330,10 +334,9 @@ def alibi_gain_is_the_evaluations(results, none: float) -> Parts:
             blocks, sliding = (source.change("alibi", T, 2 * T, e) for e in (BLOCKS, SLIDING))
             if T != source.lengths[0] and sliding.empty:
                 continue  # the paper slides its models of 512 and 1024 alone
-            parts += [
-                source.part(f"nonoverlapping, {T} → {2 * T}", blocks, high=math.log1p(-none)),
-                source.part(f"sliding, {T} → {2 * T}", sliding, low=math.log1p(-none)),
-            ]
+            gain = source.part(BLOCKS, blocks, high=math.log1p(-none))
+            no_gain = source.part(SLIDING, sliding, low=math.log1p(-none))
+            parts.append(jointly(f"{T} → {2 * T}", gain, no_gain))
         return parts
 
     return both(results, ask)

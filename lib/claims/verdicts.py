@@ -54,6 +54,14 @@ def judge(estimate: Interval | float | None, low: float = -math.inf, high: float
     return REFUTED if b < low or a > high else UNDECIDED
 
 
+def jointly(what: str, *parts: Part) -> Part:
+    """One part of several conditions that only together are what the claim says: refuted when one
+    of them is, and never half right."""
+    words = {part.verdict for part in parts}
+    verdict = REFUTED if REFUTED in words else HOLDS if words == {HOLDS} else UNDECIDED
+    return Part(what, verdict, ", ".join(f"{part.what} {part.measured}" for part in parts))
+
+
 def combine(words: Iterable[str]) -> str:
     """The verdict on a claim whose parts have these; a part that cannot be tested is left out."""
     words = list(words)
