@@ -1,6 +1,7 @@
 """The command line behind the Makefile: every failure is one sentence, never a traceback.
 
     python -m lib run --profile quick | default | full
+    python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
     python -m lib sweep         choose the learning rates anew (data/learning_rates.csv)
     python -m lib notebooks     execute the committed notebooks in place, on the reference
@@ -42,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     run = add("run", _run, "build a profile: train, measure, draw, execute the notebooks")
-    run.add_argument("--profile", default="default", help="quick, default or full")
+    draw = add("draw", _draw, "draw a profile's figures anew from its results")
+    for sub in (run, draw):
+        sub.add_argument("--profile", default="default", help="quick, default or full")
     add("accept", _accept, "promote build/default to the committed reference")
     add("sweep", _sweep, "choose the learning rates anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
@@ -55,6 +58,12 @@ def _run(options):
     from lib import reproduce
 
     reproduce.run(options.profile)
+
+
+def _draw(options):
+    from lib import reproduce
+
+    reproduce.draw(options.profile)
 
 
 def _accept(options):

@@ -1,5 +1,5 @@
-"""From nothing to every figure: run the studies, draw, decide the claims, execute the notebooks, and
-compare with the reference.
+"""From nothing to every figure: run the studies, draw, decide the claims, execute the notebooks,
+and compare with the reference.
 
 What a profile makes lies under build/<profile>/; the default profile also draws figures/ anew. The
 committed results and notebooks change only by `accept`.
@@ -8,6 +8,7 @@ committed results and notebooks change only by `accept`.
 import contextlib
 import fcntl
 import hashlib
+import json
 import shutil
 import time
 
@@ -29,6 +30,7 @@ def run(profile: str) -> None:
     with _alone(place):
         for name in studies.STUDIES:
             run_study(name, profile)
+        draw(profile)
         files.write_csv(claims.decide(profile), place / "claims.csv")
         notebooks.execute(profile)
     print(f"{profile}: done in {(time.monotonic() - began) / 60:.1f} min; see {_relative(place)}/")
@@ -37,12 +39,9 @@ def run(profile: str) -> None:
 
 
 def run_study(name: str, profile: str) -> None:
-    """Train and measure one study, write its results and tables, draw its figures."""
+    """Train and measure one study; write its results, its timings and where they came from."""
     study, place = studies.study(name), paths.results(profile)
     outcomes = runs.run(study.jobs(profile), name)
-    results = study.collect(outcomes)
-    files.write_csv(results, place / f"{name}.csv")
-    files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
     seconds = sum(o.training_seconds + o.measuring_seconds for o in outcomes)
     keys = " ".join(sorted(o.job.training.key for o in outcomes))
     source = figures.provenance(
@@ -52,14 +51,28 @@ def run_study(name: str, profile: str) -> None:
         data_hash=corpus.load().hash,
         seconds=seconds,
     )
+    files.write_csv(study.collect(outcomes), place / f"{name}.csv")
+    files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
+    files.write_json(source, place / f"{name}_provenance.json")
     print(f"{name}: {len(outcomes)} runs, {seconds:.0f} core-seconds of {study.COST[profile]}")
-    for table, make in study.TABLES.items():
-        files.write_csv(make(results), place / f"{table}.csv")
-    for figure, (frame, draw) in study.FIGURES.items():
-        numbers = frame(results)
-        picture = draw(numbers)
-        figures.publish(picture, figure, numbers, source, profile)
-        plt.close(picture)
+
+
+def draw(profile: str) -> None:
+    """Draw every figure and write every table from the results of a profile.
+
+    Raises ValueError when the profile has not been run.
+    """
+    place = paths.results(profile)
+    for name in studies.STUDIES:
+        study, results = studies.study(name), studies.read(name, profile)
+        source = json.loads((place / f"{name}_provenance.json").read_text(encoding="utf-8"))
+        for table, make in study.TABLES.items():
+            files.write_csv(make(results), place / f"{table}.csv")
+        for figure, (frame, picture) in study.FIGURES.items():
+            numbers = frame(results)
+            drawn = picture(numbers)
+            figures.publish(drawn, figure, numbers, source, profile)
+            plt.close(drawn)
 
 
 def compare() -> list[str]:
@@ -81,7 +94,7 @@ def accept() -> None:
     built = paths.results("default")
     if not (built / "claims.csv").exists():
         raise ValueError("There is no finished build to accept: run `make reproduce` first.")
-    for path in sorted(built.glob("*.csv")):
+    for path in sorted([*built.glob("*.csv"), *built.glob("*.json")]):
         with files.atomic(paths.REFERENCE / path.name) as temporary:
             shutil.copyfile(path, temporary)
     notebooks.refresh()

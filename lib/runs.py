@@ -1,4 +1,4 @@
-"""The store of finished runs, and the runner that fills it: one thread a run, as many runs as cores.
+"""The store of finished runs, and the runner that fills it: one thread a run, a run for each core.
 
 A run is a training configuration and what a study measures on the trained model. It lies in
 
@@ -8,20 +8,22 @@ A run is a training configuration and what a study measures on the trained model
         checkpoint.safetensors  while the run is unfinished
         measured-<key>.json     rows that a study measured on the weights
 
-A finished run is used again when its configuration, its data and its fingerprint (the losses of its
-first steps, trained anew) agree; the reason is logged for every run, either way. Rows are used again
-when the weights, the study's settings and the code that measures are the same.
+A finished run is used again when its configuration, its data and its fingerprint (the losses of
+its first steps, trained anew) agree; the reason is logged for every run, either way. Rows are used
+again when the weights, the study's settings and the code that measures are the same.
 """
 
 import ast
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import logging
 import multiprocessing
 import os
 import signal
+import textwrap
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -47,8 +49,8 @@ from lib.training import (
 
 log = logging.getLogger(__name__)
 
-# A measured row depends on these modules, and on the study's own.
-MEASURING = ("lib.attention", "lib.evaluation", "lib.transformer", "lib.encodings.*")
+# Every measured row depends on these modules, and on what its study names in MEASURING.
+MODEL = ("lib.attention", "lib.evaluation", "lib.transformer", "lib.encodings.*")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Job:
     Args:
         training: the configuration of the run.
         measure: the module of a study; its function `measure(decoder, training, settings)` gives
-            rows, each a dict of numbers and names.
+            rows, each a dict of numbers and names. MEASURING there names the code that the rows
+            depend on: functions, and modules by name (`package.*` for all of a package).
         settings: what to measure, in plain JSON values.
         measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
             serves the estimate of the time left.
@@ -277,7 +280,7 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
         "settings": job.settings,
         "weights": record["weights"],
         "data": record["data"],
-        "code": code_hash((*MEASURING, job.measure)),
+        "code": code_hash((*MODEL, *study.MEASURING)),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     path = folder(job.training) / f"measured-{digest}.json"
@@ -297,13 +300,17 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
 
 
 @functools.cache
-def code_hash(modules: tuple[str, ...]) -> str:
-    """SHA-256 of the code of modules (``package.*`` for all of a package), comments apart."""
+def code_hash(parts: tuple) -> str:
+    """SHA-256 of code, comments apart: functions, and modules by name (`package.*`: all of one)."""
     sources = []
-    for name in modules:
-        place = paths.ROOT / Path(*name.removesuffix(".*").split("."))
-        sources += sorted(place.glob("*.py")) if name.endswith(".*") else [place.with_suffix(".py")]
-    trees = [ast.dump(ast.parse(source.read_text(encoding="utf-8"))) for source in sources]
+    for part in parts:
+        if callable(part):
+            sources.append(textwrap.dedent(inspect.getsource(part)))
+            continue
+        place = paths.ROOT / Path(*part.removesuffix(".*").split("."))
+        found = sorted(place.glob("*.py")) if part.endswith(".*") else [place.with_suffix(".py")]
+        sources += [path.read_text(encoding="utf-8") for path in found]
+    trees = [ast.dump(ast.parse(source)) for source in sources]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()
 
 
@@ -341,7 +348,7 @@ def _bar(title: str, work: int) -> tqdm:
         unit="tok",
         unit_scale=True,
         mininterval=0.5 if os.isatty(2) else 30,
-        bar_format="{desc}: {percentage:3.0f}% |{bar:20}| {elapsed} gone, {remaining} left, {rate_fmt}",
+        bar_format="{desc}: {percentage:3.0f}% |{bar:20}| {elapsed} gone, {remaining} left",
     )
 
 

@@ -231,7 +231,7 @@ def train(
     """Train to the end, from `checkpoint` on if that file holds a valid one.
 
     `report` is called with the tokens of each few steps as they are done.
-    Raises ValueError for a checkpoint of another run, FloatingPointError when the loss is not finite.
+    Raises ValueError for a checkpoint of another run, FloatingPointError for a loss not finite.
     """
     training = Training(config, documents, vocabulary)
     if checkpoint is not None and checkpoint.exists():
@@ -243,7 +243,7 @@ def train(
         if not math.isfinite(training.losses[-1]):
             raise FloatingPointError(
                 f"The loss of {config.encoding}, seed {config.seed}, is not finite at step "
-                f"{len(training.losses)}: choose a smaller learning rate than {config.learning_rate}."
+                f"{len(training.losses)}: choose a learning rate below {config.learning_rate}."
             )
         if checkpoint is not None and len(training.losses) % CHECKPOINT_STEPS == 0:
             training.save(checkpoint)

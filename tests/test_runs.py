@@ -180,7 +180,8 @@ def test_a_killed_study_resumes_from_its_checkpoints_to_the_same_bits(store, tmp
     script = tmp_path / "study.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "WORKERS": "2"}
-    study = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
+    command = [sys.executable, str(script)]
+    study = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     checkpoints = [runs.folder(j.training) / "checkpoint.safetensors" for j in jobs]
     deadline = time.monotonic() + 120
     while not any(c.exists() for c in checkpoints) and time.monotonic() < deadline:

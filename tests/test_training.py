@@ -21,7 +21,7 @@ from lib.training import (
 )
 
 V = 40
-TEXT = [np.random.default_rng(i).integers(0, V, n).astype(np.uint16) for i, n in enumerate((200, 9, 90))]
+TEXT = [np.random.default_rng(n).integers(0, V, n).astype(np.uint16) for n in (200, 9, 90)]
 SMALL = TrainingConfig(
     encoding="rope", seed=3, learning_rate=1e-2, tokens=640, train_length=8, batch_tokens=32,
     d_model=16, n_heads=2, n_layers=2, d_ff=24,

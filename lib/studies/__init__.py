@@ -1,8 +1,8 @@
 """The studies: each module asks one question, and says what it trains, measures and draws.
 
 A study has `PROFILES` and `COST` (core-seconds a profile, measured), `jobs(profile)`,
-`measure(decoder, training, settings)`, `collect(outcomes)`, and FIGURES and TABLES that are made from
-its results: name → (frame, drawing) and name → frame.
+`measure(decoder, training, settings)` with the code it depends on in MEASURING, `collect(outcomes)`,
+and FIGURES and TABLES made from its results: name → (frame, drawing) and name → frame.
 """
 
 import importlib

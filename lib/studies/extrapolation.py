@@ -3,9 +3,9 @@
 Question: a model is trained on windows of L tokens. What happens to its perplexity when it reads
 more than L at once, and how much of that depends on how perplexity is measured?
 
-Eight rows from seven encodings (a learned table is tried past its end twice: grown by untrained rows,
-and interpolated). Sinusoids, RoPE and ALiBi are trained at 2L as well: "about 50 tokens more" and
-"about 1.1 times" tell apart only when L changes, and ALiBi at L is held against sinusoids at 2L.
+Eight rows from seven encodings (a learned table is tried past its end twice: grown by untrained
+rows, and interpolated). Sinusoids, RoPE and ALiBi are trained at 2L as well: "about 50 tokens more"
+and "about 1.1 times" tell apart only when L changes, and ALiBi at L is held against sinusoids at 2L.
 
 Every length scores the same targets, so the curves are paired; differences between encodings are
 paired by seed, since models of one seed share their other weights and their batches.
@@ -80,7 +80,14 @@ def _job(p: dict, encoding: str, train_length: int, seed: int) -> runs.Job:
         **learning_rates.chosen(encoding),
         **p["training"],
     )
-    settings = {**p["measuring"], "lengths": list(LENGTHS[train_length])}
+    settings = {
+        **p["measuring"],
+        "lengths": list(LENGTHS[train_length]),
+        "block": BLOCK,
+        "stride": STRIDE,
+        "sliding_block": SLIDING_BLOCK,
+        "bin": BIN,
+    }
     read = p["measuring"]["tokens"] * len(settings["lengths"])
     read += p["measuring"]["sliding_tokens"] * sum(settings["lengths"]) // STRIDE
     return runs.Job(training, __name__, settings, measure_tokens=read // 3)
@@ -91,45 +98,49 @@ def _job(p: dict, encoding: str, train_length: int, seed: int) -> runs.Job:
 
 def measure(decoder, training: TrainingConfig, settings: dict) -> list[dict]:
     """One row for each row of the figure, evaluation and length; and the loss by position."""
+    block, stride, bin = (settings[name] for name in ("block", "stride", "bin"))
     documents = corpus.load().documents("test")
-    scored = evaluation.blocks(documents, BLOCK, settings["tokens"])
-    sliding = evaluation.blocks(documents, SLIDING_BLOCK, settings["sliding_tokens"], context=BLOCK)
+    scored = evaluation.blocks(documents, block, settings["tokens"])
+    sliding = evaluation.blocks(
+        documents, settings["sliding_block"], settings["sliding_tokens"], context=block
+    )
     rows = []
-    for name, model in variants(decoder, training):
+
+    def add(name, kind, length, nll, tokens):
+        row = {"encoding": name, "evaluation": kind, "length": length}
+        rows.append({**row, "nll": float(nll), "tokens": int(tokens)})
+
+    for name, model in variants(decoder, training, block):
         for length in settings["lengths"]:
-            for kind, stride, segments in (
+            for kind, step, segments in (
                 ("nonoverlapping", None, scored),
-                ("sliding", min(STRIDE, length), sliding),
+                ("sliding", min(stride, length), sliding),
             ):
-                result = evaluation.evaluate(model, documents, length, stride, segments)
-                nll = result.nll_sum / result.tokens
-                rows.append(_row(name, kind, length, nll, result.tokens))
-        loss, counts = evaluation.loss_by_position(model, documents, BLOCK, scored)
-        for start in range(0, BLOCK, BIN):
-            part = slice(start, start + BIN)
-            nll = float(np.average(loss[part], weights=counts[part]))
-            rows.append(_row(name, "position", start + BIN // 2, nll, int(counts[part].sum())))
+                result = evaluation.evaluate(model, documents, length, step, segments)
+                add(name, kind, length, result.nll_sum / result.tokens, result.tokens)
+        loss, counts = evaluation.loss_by_position(model, documents, block, scored)
+        for start in range(0, block, bin):
+            part = slice(start, start + bin)
+            nll = np.average(loss[part], weights=counts[part])
+            add(name, "position", start + bin // 2, nll, counts[part].sum())
     return rows
 
 
-def _row(name: str, kind: str, x: int, nll: float, tokens: int) -> dict:
-    return {"encoding": name, "evaluation": kind, "length": x, "nll": nll, "tokens": tokens}
-
-
-def variants(decoder, training: TrainingConfig):
+def variants(decoder, training: TrainingConfig, longest: int):
     """(name, model) for each row that one trained model gives: two for a learned table."""
     if training.encoding != "learned":
         yield training.encoding, decoder
         return
-    trained = decoder.encodings[0]
-    generator = torch.Generator().manual_seed(training.seed)
-    decoder.encodings[0] = trained.grow(BLOCK, generator)
+    table = decoder.encodings[0]
+    decoder.encodings[0] = table.grow(longest, torch.Generator().manual_seed(training.seed))
     yield "learned", decoder
-    squeezed = dataclasses.replace(decoder.config, options={"beyond": "interpolate"})
-    model = Decoder(squeezed)
-    decoder.encodings[0] = trained
-    model.load_state_dict(decoder.state_dict())
-    yield "learned_interpolated", model
+    decoder.encodings[0] = table
+    interpolated = Decoder(dataclasses.replace(decoder.config, options={"beyond": "interpolate"}))
+    interpolated.load_state_dict(decoder.state_dict())
+    yield "learned_interpolated", interpolated
+
+
+MEASURING = (measure, variants)  # the code that the rows depend on, besides the model's own
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -303,7 +314,7 @@ def draw_curves(frame: pd.DataFrame):
 
 def draw_by_position(frame: pd.DataFrame):
     figure, axes = _panels(frame, ["position"])
-    axes[0].set(xlabel="position in a window of 1024 tokens", ylabel="loss (nats a token)", title="")
+    axes[0].set(xlabel=f"position in a window of {BLOCK} tokens", ylabel="loss (nats a token)")
     return figure
 
 

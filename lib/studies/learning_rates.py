@@ -1,12 +1,12 @@
 """The learning rate of each encoding, from one recorded sweep on separate data.
 
-Question: which peak rate suits each encoding at this model and budget, so that a comparison does not
-reward the encoding that one common rate happens to suit?
+Question: which peak rate suits each encoding at this model and budget, so that a comparison does
+not reward the encoding that one common rate happens to suit?
 
-Three rates for every encoding; for those with parameters of their own, three rates of these as well,
-at the best of the first three. Models are trained on the training text with a seed of their own, and
-judged at the training length on the sweep's text, which serves nothing else. The record is
-`data/learning_rates.csv`; `python -m lib sweep` makes it anew.
+Three rates for every encoding; for those with parameters of their own, three rates of these as
+well, at the best of the first three. Models are trained on the training text with a seed of their
+own, and judged at the training length on the sweep's text, which serves nothing else. The record
+is `data/learning_rates.csv`; `python -m lib sweep` makes it anew.
 """
 
 import pandas as pd
@@ -30,6 +30,9 @@ def measure(decoder, training, settings) -> list[dict]:
     """One row: perplexity at the training length on the sweep's text, nonoverlapping."""
     tokens = corpus.load().stream("sweep")[: settings["tokens"]]
     return [{"perplexity": perplexity(decoder, tokens, training.train_length)}]
+
+
+MEASURING = (measure,)
 
 
 def sweep() -> pd.DataFrame:

@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def probes() -> dict:
-    """Encoding → the probes that apply to it; "*" applies to all. Each gives rows (see lib.probes)."""
+    """Encoding → the probes that apply to it; "*" applies to all. They give rows (lib.probes)."""
     return {}
 
 
@@ -38,6 +38,9 @@ def measure(decoder, training, settings: dict) -> list[dict]:
     """The rows of every probe that applies to the encoding of this model."""
     chosen = (*probes().get("*", ()), *probes().get(training.encoding, ()))
     return [row for probe in chosen for row in probe(decoder, settings)]
+
+
+MEASURING = (measure, "lib.probes.*")
 
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
