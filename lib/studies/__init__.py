@@ -1,7 +1,7 @@
 """The studies: each module asks one question, and says what it trains, measures and draws.
 
 A study has `PROFILES` and `COST` (core-seconds a profile, measured), `jobs(profile)`,
-`measure(decoder, training, settings)` with the code it depends on in MEASURING, `collect(outcomes)`,
+`measure(decoder, training, settings)` with the code it needs in MEASURING, `collect(outcomes)`,
 and FIGURES and TABLES made from its results: name → (frame, drawing) and name → frame.
 """
 

@@ -5,7 +5,7 @@ more than L at once, and how much of that depends on how perplexity is measured?
 
 Eight rows from seven encodings (a learned table is tried past its end twice: grown by untrained
 rows, and interpolated). Sinusoids, RoPE and ALiBi are trained at 2L as well: "about 50 tokens more"
-and "about 1.1 times" tell apart only when L changes, and ALiBi at L is held against sinusoids at 2L.
+and "about 1.1 times" tell apart only when L changes; ALiBi at L is held against sinusoids at 2L.
 
 Every length scores the same targets, so the curves are paired; differences between encodings are
 paired by seed, since models of one seed share their other weights and their batches.
