@@ -159,12 +159,12 @@ def canvas(columns=1, rows=1):
     width = WIDTH if columns == 1 else 0.75 * WIDTH * columns
     height = HEIGHT if rows == 1 else 0.9 * HEIGHT * rows
     figure, axes = plt.subplots(
-        rows, columns, figsize=(width, height), squeeze=False, FigureClass=_Figure
+        rows, columns, figsize=(width, height), squeeze=False, FigureClass=HouseFigure
     )
     return figure, axes.ravel()
 
 
-class _Figure(Figure):
+class HouseFigure(Figure):
     """A figure that a notebook shows as the small picture of `png`."""
 
     def _ipython_display_(self):
@@ -191,25 +191,23 @@ def png(figure, dpi):
 def curves(ax, frame):
     """Draw one panel of a tidy frame: a line for each encoding, with its interval over seeds.
 
-    Returns the lines, in the frame's order. Intervals that are NaN (one seed) are not drawn.
-    Raises ValueError when the frame holds more than one panel.
+    Intervals that are NaN (one seed) are not drawn. Raises ValueError when the frame
+    holds more than one panel.
     """
     if frame["panel"].nunique(dropna=False) > 1:
         raise ValueError("curves() draws one panel: give it frame[frame.panel == …].")
-    lines = []
     for name, look in looks(frame["encoding"]).items():
         rows = frame[frame["encoding"] == name].sort_values("x")
         x, value, low, high = (rows[column].to_numpy() for column in ("x", "value", "low", "high"))
         many = len(rows) > MANY
         marker = "" if many else look.marker
-        lines += ax.plot(x, value, look.line, label=look.label, color=look.colour, marker=marker)
+        ax.plot(x, value, look.line, label=look.label, color=look.colour, marker=marker)
         known = np.isfinite(low) & np.isfinite(high)
         if many:
             ax.fill_between(x, low, high, where=known, color=look.colour, alpha=0.18, linewidth=0)
         else:
             x, low, high = x[known], low[known], high[known]
             ax.vlines(x, low, high, color=look.colour, linewidth=1.1, alpha=0.7)
-    return lines
 
 
 def direct_labels(ax, lines=None):
@@ -221,7 +219,7 @@ def direct_labels(ax, lines=None):
     """
     if lines is None:
         lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
-    return ax.add_artist(_EndLabels(ax, lines))
+    ax.add_artist(_EndLabels(ax, lines))
 
 
 def spread(wanted, heights, low, high):

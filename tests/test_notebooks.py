@@ -114,6 +114,7 @@ FAULTS = {
     ),
     "stderr": (output("stream", name="stderr", text="careful\n"), "wrote to stderr: careful"),
     "a long cell": (set_("source", "a\n" * 16), "cell 3: it has 16 lines, more than 15"),
+    "a semicolon": (set_("source", "draw();\n"), "cell 3: it ends in `;`"),
     "an empty cell": (set_("source", " \n"), "cell 3: it is empty"),
     "a home": (output("stream", name="stdout", text="in /home/me/x.py"), "machine: /home/me/x.py"),
     "a path in HTML": (
@@ -199,7 +200,7 @@ def printed(path):
 DRAW = """
 from lib import figures
 figure, (ax,) = figures.canvas()
-ax.plot([1, 2]);
+line = ax.plot([1, 2])
 """
 
 
