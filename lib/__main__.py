@@ -4,6 +4,7 @@
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
     python -m lib sweep         choose the learning rates anew (data/learning_rates.csv)
+    python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib notebooks     execute the committed notebooks in place, on the reference
 """
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--profile", default="default", help="quick, default or full")
     add("accept", _accept, "promote build/default to the committed reference")
     add("sweep", _sweep, "choose the learning rates anew")
+    add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
     return parser
@@ -76,6 +78,12 @@ def _sweep(options):
     from lib.studies import learning_rates
 
     learning_rates.sweep()
+
+
+def _readme(options):
+    from lib import readme
+
+    readme.write()
 
 
 def _notebooks(options):

@@ -15,7 +15,7 @@ import time
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from lib import claims, corpus, drift, figures, files, notebooks, paths, runs, studies
+from lib import claims, corpus, drift, figures, files, notebooks, paths, readme, runs, studies
 
 
 def run(profile: str) -> None:
@@ -98,6 +98,7 @@ def accept() -> None:
         with files.atomic(paths.REFERENCE / path.name) as temporary:
             shutil.copyfile(path, temporary)
     notebooks.refresh()
+    readme.write()
     print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
 
 
