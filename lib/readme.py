@@ -1,7 +1,8 @@
 """The numbers in README.md, written from the reference results.
 
-What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is made by the function
-of that name here; `python -m lib readme` writes it anew, and a test makes sure that it is current.
+What stands between `<!-- generated: NAME -->` and `<!-- end -->` in README.md is made by the
+function of that name here; `python -m lib readme` writes it anew, and a test checks that it is
+current.
 """
 
 import json
@@ -9,7 +10,7 @@ import re
 
 import pandas as pd
 
-from lib import files, figures, paths, studies
+from lib import figures, files, paths, studies
 from lib.claims.verdicts import WORDS
 from lib.studies import extrapolation
 
