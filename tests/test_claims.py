@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import claims, paths
@@ -359,6 +359,18 @@ def test_interpolation_keeps_a_table_usable_or_does_not():
     assert half["verdict"] == IN_PART and "here refuted: interpolated." in half["detail"]
 
 
+@given(st.integers(0, 2**32), st.sampled_from([0.01, 1.0, 100.0]))
+@settings(max_examples=15)
+def test_no_result_is_so_odd_that_a_claim_fails(seed, size):
+    random, frame = np.random.default_rng(seed), ODD.copy()
+    frame["nll"] += random.normal(0, size, len(frame))
+    for id in (id for id, entry in LEDGER.items() if entry.measures):
+        assert decided(id, frame)["verdict_here"] in WORDS
+
+
+ODD = results()
+
+
 def test_a_model_that_diverged_decides_nothing():
     frame = results({"alibi": falls})
     frame.loc[(frame["encoding"] == "alibi") & (frame["seed"] == 1), "nll"] = math.inf
@@ -374,8 +386,13 @@ def test_t5_that_breaks_down_at_once_is_not_half_right():
 
 
 def test_rope_ahead_of_sinusoids_with_another_reach_is_half_right():
-    row = decided("ROT-3", results({"sinusoidal": steep, "rope": reach(1.6)}))
-    assert row["verdict_here"] == IN_PART
+    for ratio in (1.6, 100):
+        row = decided("ROT-3", results({"sinusoidal": steep, "rope": reach(ratio)}))
+        assert row["verdict_here"] == IN_PART
+
+
+def test_sinusoids_that_never_leave_have_no_tolerance_to_compare():
+    assert decided("SIN-3", results())["verdict_here"] == UNDECIDED
 
 
 def test_differences_are_paired_by_seed():

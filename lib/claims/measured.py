@@ -31,7 +31,7 @@ def percent(log_ratio: float) -> str:
 
 
 def times(log_ratio: float) -> str:
-    return f"×{math.exp(log_ratio):.2f}"
+    return f"×{math.exp(min(log_ratio, 99)):.3g}"
 
 
 def tokens(n: float) -> str:
@@ -85,13 +85,13 @@ class Source:
 
     def reach(self, encoding: str, trained: int, within: float):
         """The longest length at which the perplexity has stayed within a share of that at the
-        training length, by seed. NaN for a curve that never left: its reach is not known."""
+        training length, by seed; infinite for a curve that never left as far as was measured."""
         found = {}
         for seed, (x, y) in self.curves(encoding, trained).items():
             x, y = x[x >= trained], y[x >= trained]
             if len(x) and x[0] == trained:
                 length, censored = extrapolation.longest_within(x, np.exp(y - y[0]), within)
-                found[seed] = math.nan if censored else length
+                found[seed] = math.inf if censored else length
         return pd.Series(found, dtype=float)
 
     def estimate(self, values: pd.Series) -> figures.Interval | float | None:
@@ -187,11 +187,10 @@ def _straight(source: Source, T: int, within: float, slopes: float) -> Part:
     for seed, a in source.reach("sinusoidal", T, within).items():
         b = 2 * T
         if a < b:
-            at = [
-                math.exp(source.loss("sinusoidal", T, x).get(seed, math.nan))
-                for x in (a, (a + b) / 2, b)
-            ]
-            found[seed] = math.log((at[2] - at[1]) / (at[1] - at[0]))
+            at = [source.loss("sinusoidal", T, x).get(seed) for x in (a, (a + b) / 2, b)]
+            first, second = np.diff(np.exp(at))
+            rises = first > 0 and second > 0
+            found[seed] = math.log(second / first) if rises else math.nan
     limit = math.log(slopes)
     what = f"{T}, slope from the middle to {2 * T} over slope to the middle"
     return source.part(what, pd.Series(found, dtype=float), -limit, limit, times)
@@ -272,9 +271,12 @@ def rope_reach(results, within: float, least: float, most: float) -> Parts:
         parts = []
         for T in source.lengths:
             lead = paired(source.change("rope", T, 2 * T), source.change("sinusoidal", T, 2 * T))
-            reach = np.log(source.reach("rope", T, within) / T)
+            # Everything is measured to 4T: a curve that has not left by then is far from 1.2.
+            reach = np.log(source.reach("rope", T, within).clip(upper=4 * T) / T)
             parts.append(source.part(f"{T} → {2 * T} against sinusoids", lead, high=0.0))
-            parts.append(source.part(f"{T}, reach", reach, math.log(least), math.log(most), times))
+            parts.append(
+                source.part(f"{T}, reach up to ×4", reach, math.log(least), math.log(most), times)
+            )
         return parts
 
     return both(results, ask)
