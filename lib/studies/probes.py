@@ -10,6 +10,7 @@ The models are those of the study `extrapolation`, at L; nothing new is trained.
 import pandas as pd
 
 from lib import runs
+from lib.probes import pairs, reach
 from lib.studies import extrapolation
 
 # Core-seconds, measured on two cores, beyond the training of the models.
@@ -24,7 +25,12 @@ SETTINGS = {
 
 def probes() -> dict:
     """Encoding → the probes that apply to it; "*" applies to all. They give rows (lib.probes)."""
-    return {}
+    return {
+        "rope": (pairs.pairs, reach.reach),
+        "alibi": (reach.reach,),
+        "t5": (reach.reach,),
+        "nope": (reach.reach,),
+    }
 
 
 def jobs(profile: str) -> list[runs.Job]:
