@@ -265,7 +265,8 @@ def _read(path: Path) -> Corpus:
 
 @contextlib.contextmanager
 def _one_thread():
-    # Worker processes that fork later would otherwise be warned about the tokenizer's threads.
+    # A process whose workers are forked later should hold no pool of threads: a fork copies its
+    # locks and not its threads. Some versions of the library warn of it, each time.
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

