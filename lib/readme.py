@@ -10,7 +10,7 @@ import re
 
 import pandas as pd
 
-from lib import figures, files, paths, studies
+from lib import files, paths, studies
 from lib.claims.verdicts import WORDS
 from lib.studies import extrapolation
 
@@ -40,23 +40,13 @@ def updated(text: str) -> str:
 
 def findings() -> str:
     """Three findings with their numbers."""
-    reach = studies.study("extrapolation").tolerance(studies.read("extrapolation"))
-    key = ["source", "encoding", "train_length", "within"]
-    reach = reach.set_index(key)
     results = studies.read("extrapolation")
-    relative = extrapolation.relative(results)
+    key = ["source", "encoding", "train_length", "within"]
+    reach = extrapolation.tolerance(results).set_index(key)
     L = extrapolation.L
 
-    def at(encoding, ratio):
-        rows = relative[
-            (relative["encoding"] == encoding)
-            & (relative["train_length"] == L)
-            & (relative["evaluation"] == "nonoverlapping")
-            & (relative["ratio"] == ratio)
-        ]
-        return figures.interval(rows["value"])
-
-    def percent(interval):
+    def percent(encoding):
+        interval = extrapolation.relative_at(results, encoding, 16)
         low, high = ((x - 1) * 100 for x in (interval.low, interval.high))
         return f"{(interval.value - 1) * 100:+.1f} % (95 % interval {low:+.1f} to {high:+.1f})"
 
@@ -75,8 +65,8 @@ def findings() -> str:
     return "\n".join(
         [
             f"- **ALiBi stays level, sinusoids do not.** At 16 times the training length the "
-            f"perplexity of ALiBi changes by {percent(at('alibi', 16))}, that of RoPE by "
-            f"{percent(at('rope', 16))}, that of sinusoids by {percent(at('sinusoidal', 16))}.",
+            f"perplexity of ALiBi changes by {percent('alibi')}, that of RoPE by "
+            f"{percent('rope')}, that of sinusoids by {percent('sinusoidal')}.",
             f"- **How far is far enough?** Within 2 % of its perplexity at the training length L, "
             f"RoPE reaches {longest('rope', here, L)} L here and "
             f"{longest('rope', paper, 512)} L in the paper's table, sinusoids "

@@ -30,6 +30,7 @@ LENGTHS = {
     2 * L: (64, 128, 141, 160, 178, 192, 256, 384, 512, 1024),
 }
 ENCODINGS = ("sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "nope")
+ROWS = ("sinusoidal", "learned", "learned_interpolated", "shaw", "t5", "rope", "alibi", "nope")
 AT_2L = ("sinusoidal", "rope", "alibi")
 
 # What a profile trains and measures; sizes not named are the defaults of TrainingConfig.
@@ -288,16 +289,28 @@ def tolerance(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+UNKNOWN = figures.Interval(np.nan, np.nan, np.nan, np.nan, 0)
+
+
+def relative_at(results, encoding, ratio, evaluation="nonoverlapping", train_length=L):
+    """Perplexity at `ratio` times the training length over that at it, with its interval over
+    seeds; UNKNOWN where the profile has not measured it."""
+    rows = relative(results)
+    rows = rows[(rows["encoding"] == encoding) & (rows["evaluation"] == evaluation)]
+    rows = rows[(rows["train_length"] == train_length) & (rows["ratio"] == ratio)]
+    return figures.interval(rows["value"]) if len(rows) else UNKNOWN
+
+
 def paired(results: pd.DataFrame, a: tuple, b: tuple) -> figures.Interval:
     """log perplexity of `a` minus that of `b`, paired by seed; each is (encoding, train_length,
-    evaluation, length)."""
+    evaluation, length). UNKNOWN where the profile has not measured both."""
+    key = ["encoding", "train_length", "evaluation", "length"]
 
     def of(who):
-        key = ["encoding", "train_length", "evaluation", "length"]
-        rows = results.set_index(key).sort_index()
-        return rows.loc[[who]].set_index("seed")["nll"]
+        return results[(results[key] == who).all(axis=1)].set_index("seed")["nll"]
 
-    return figures.interval((of(a) - of(b)).dropna())
+    first, second = of(a).align(of(b), join="inner")
+    return figures.interval(first - second) if len(first) else UNKNOWN
 
 
 # ---- drawing -------------------------------------------------------------------------------------
