@@ -58,7 +58,9 @@ PROFILES = {
     },
 }
 BLOCK = max(LENGTHS[L])  # targets are scored in blocks of the longest length
-STRIDE = 16  # of the sliding evaluation: a target has between length − 16 and length − 1 tokens
+# A sliding window moves on by an eighth of its length, and by 16 tokens at least: a target is
+# predicted from more than length − stride tokens, and from length at most.
+STRIDE = {length: min(length, max(16, length // 8)) for n in LENGTHS.values() for length in n}
 SLIDING_BLOCK = 128
 BIN = 32  # positions averaged in the loss by position
 
@@ -85,12 +87,12 @@ def _job(p: dict, encoding: str, train_length: int, seed: int) -> runs.Job:
         **p["measuring"],
         "lengths": list(LENGTHS[train_length]),
         "block": BLOCK,
-        "stride": STRIDE,
+        "strides": [STRIDE[n] for n in LENGTHS[train_length]],
         "sliding_block": SLIDING_BLOCK,
         "bin": BIN,
     }
     read = p["measuring"]["tokens"] * len(settings["lengths"])
-    read += p["measuring"]["sliding_tokens"] * sum(settings["lengths"]) // STRIDE
+    read += sum(p["measuring"]["sliding_tokens"] * n // STRIDE[n] for n in settings["lengths"])
     return runs.Job(training, __name__, settings, measure_tokens=read // 3)
 
 
@@ -99,7 +101,7 @@ def _job(p: dict, encoding: str, train_length: int, seed: int) -> runs.Job:
 
 def measure(decoder, training: TrainingConfig, settings: dict) -> list[dict]:
     """One row for each row of the figure, evaluation and length; and the loss by position."""
-    block, stride, bin = (settings[name] for name in ("block", "stride", "bin"))
+    block, bin = settings["block"], settings["bin"]
     documents = corpus.load().documents("test")
     scored = evaluation.blocks(documents, block, settings["tokens"])
     sliding = evaluation.blocks(
@@ -112,10 +114,10 @@ def measure(decoder, training: TrainingConfig, settings: dict) -> list[dict]:
         rows.append({**row, "nll": float(nll), "tokens": int(tokens)})
 
     for name, model in variants(decoder, training, block):
-        for length in settings["lengths"]:
+        for length, stride in zip(settings["lengths"], settings["strides"], strict=True):
             for kind, step, segments in (
                 ("nonoverlapping", None, scored),
-                ("sliding", min(stride, length), sliding),
+                ("sliding", stride, sliding),
             ):
                 result = evaluation.evaluate(model, documents, length, step, segments)
                 add(name, kind, length, result.nll_sum / result.tokens, result.tokens)
