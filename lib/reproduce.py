@@ -43,11 +43,12 @@ def run_study(name: str, profile: str) -> None:
     study, place = studies.study(name), paths.results(profile)
     outcomes = runs.run(study.jobs(profile), name)
     seconds = sum(o.training_seconds + o.measuring_seconds for o in outcomes)
-    keys = " ".join(sorted(o.job.training.key for o in outcomes))
+    trained = [o.job.training for o in outcomes if o.job.training]
+    asked = json.dumps([[t.key for t in trained], [o.job.settings for o in outcomes]])
     source = figures.provenance(
         study=name,
-        config_hash=hashlib.sha256(keys.encode()).hexdigest(),
-        seeds={o.job.training.seed for o in outcomes},
+        config_hash=hashlib.sha256(asked.encode()).hexdigest(),
+        seeds={t.seed for t in trained},
         data_hash=corpus.load().hash,
         seconds=seconds,
     )

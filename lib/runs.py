@@ -68,7 +68,8 @@ class Job:
     """A model to train and what to measure on it.
 
     Args:
-        training: the configuration of the run.
+        training: the configuration of the run; None where nothing is trained, and
+            `measure(None, None, settings)` is asked.
         measure: the module of a study; its function `measure(decoder, training, settings)` gives
             rows, each a dict of numbers and names. MEASURING there names the code that the rows
             depend on: functions, and modules by name (`package.*` for all of a package).
@@ -77,19 +78,21 @@ class Job:
             serves the estimate of the time left.
     """
 
-    training: TrainingConfig
+    training: TrainingConfig | None
     measure: str
     settings: dict = field(default_factory=dict)
     measure_tokens: int = 0
 
     @property
     def name(self) -> str:
+        if self.training is None:
+            return ", ".join(str(value) for value in self.settings.values())
         t = self.training
         return f"{t.encoding}, L = {t.train_length}, seed {t.seed}"
 
     @property
     def work(self) -> int:
-        return self.training.tokens + self.measure_tokens
+        return (self.training.tokens if self.training else 0) + self.measure_tokens
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def do(job: Job, slot: int = 0) -> Outcome:
     counts its tokens in `slot`."""
     global _slot
     _slot = slot
-    record, trained = _trained(job)
+    record, trained = _trained(job) if job.training else _untrained()
     rows, measured = _measured(job, record)
     return Outcome(
         job=job,
@@ -244,6 +247,11 @@ def _trained(job: Job) -> tuple[dict, str]:
     return record, why if resumed is not None else f"trained: {why}"
 
 
+def _untrained() -> tuple[dict, str]:
+    """The record of a job that trains nothing."""
+    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}, "no training"
+
+
 class _Unusable(Exception):
     """Why a finished run cannot be used again."""
 
@@ -292,7 +300,8 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
         "code": code_hash((*MODEL, *study.MEASURING)),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    path = folder(job.training) / f"measured-{digest}.json"
+    place = folder(job.training) if job.training else paths.CACHE / "measured"
+    path = place / f"measured-{digest}.json"
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if saved["key"] == key and saved["rows"]:
@@ -301,7 +310,8 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     began = time.perf_counter()
-    rows = study.measure(decoder(job.training), job.training, job.settings)
+    model = decoder(job.training) if job.training else None
+    rows = study.measure(model, job.training, job.settings)
     saved = {"key": key, "rows": rows, "seconds": time.perf_counter() - began}
     files.write_json(saved, path)
     _report(job.measure_tokens)
@@ -331,14 +341,12 @@ def timings(outcomes: list[Outcome]) -> pd.DataFrame:
     """One row a run: what was done and why, and the seconds of one core that it cost."""
     return pd.DataFrame(
         {
-            "encoding": o.job.training.encoding,
-            "train_length": o.job.training.train_length,
-            "seed": o.job.training.seed,
+            "run": o.job.name,
             "training": o.trained,
             "measuring": o.measured,
             "training_seconds": round(o.training_seconds, 1),
             "measuring_seconds": round(o.measuring_seconds, 1),
-            "tokens_per_second": round(o.job.training.tokens / max(o.training_seconds, 1e-9)),
+            "tokens": o.job.training.tokens if o.job.training else 0,
         }
         for o in outcomes
     )

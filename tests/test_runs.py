@@ -201,3 +201,19 @@ def test_a_killed_study_resumes_from_its_checkpoints_to_the_same_bits(store, tmp
     assert [record(j.training)["weights"] for j in jobs] == weights
     assert [o.losses for o in whole] == [o.losses for o in resumed]
     assert not any(c.exists() for c in checkpoints)
+
+
+def test_a_job_may_train_nothing(monkeypatch):
+    from lib.studies import learning_rates
+
+    seen = []
+    monkeypatch.setattr(
+        learning_rates, "measure", lambda *a: seen.append(a) or [{"x": a[2]["what"]}]
+    )
+    monkeypatch.setattr(learning_rates, "MEASURING", ())
+    untrained = runs.Job(None, MEASURE, {"what": 3})
+    first, second = runs.do(untrained), runs.do(untrained)
+    assert first.rows == second.rows == [{"x": 3}]
+    assert seen == [(None, None, {"what": 3})]
+    assert (first.trained, second.measured[:10]) == ("no training", "used again")
+    assert runs.timings([first])["tokens"].tolist() == [0]
