@@ -220,6 +220,7 @@ def beside_the_paper(results: pd.DataFrame) -> pd.DataFrame:
     """Relative curves, nonoverlapping: ours at L and the paper's at 512."""
     rows = relative(results)
     rows = rows[(rows["train_length"] == L) & (rows["evaluation"] == "nonoverlapping")]
+    rows = rows[rows["ratio"] >= 1]
     ours = figures.summarise(rows, ["encoding", "ratio"], "value").assign(panel=HERE)
     theirs = published().query("train_length == 512").assign(panel=PAPER, n=1)
     theirs = theirs.reindex(columns=["panel", "encoding", "ratio", "value", "n"])
@@ -309,7 +310,7 @@ def paired(results: pd.DataFrame, a: tuple, b: tuple) -> figures.Interval:
     key = ["encoding", "train_length", "evaluation", "length"]
 
     def of(who):
-        return results[(results[key] == who).all(axis=1)].set_index("seed")["nll"]
+        return results[(results[key] == list(who)).all(axis=1)].set_index("seed")["nll"]
 
     first, second = of(a).align(of(b), join="inner")
     return figures.interval(first - second) if len(first) else UNKNOWN
@@ -339,7 +340,7 @@ def draw_beside_the_paper(frame: pd.DataFrame):
     titles = f"here: 0.4M parameters, L = {L}", "Press et al. 2022: 247M, L = 512"
     for ax, title in zip(axes, titles, strict=True):
         ax.set(title=title, xlabel="evaluation length / L", yscale="log")
-        ax.set_xlim(right=17)
+        ax.set_xlim(0.93, 17)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_yticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
         ax.minorticks_off()
