@@ -171,12 +171,12 @@ import dataclasses
 from lib import runs, training
 from tests.test_runs import SMALL, job
 if __name__ == "__main__":
-    runs.run([job(seed=s, tokens=1024 * 600) for s in (1, 2)], "to be killed")
+    runs.run([job(seed=s, tokens=1024 * 260) for s in (1, 2)], "to be killed")
 """
 
 
 def test_a_killed_study_resumes_from_its_checkpoints_to_the_same_bits(store, tmp_path):
-    jobs = [job(seed=s, tokens=1024 * 600) for s in (1, 2)]
+    jobs = [job(seed=s, tokens=1024 * 260) for s in (1, 2)]
     script = tmp_path / "study.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "WORKERS": "2"}
