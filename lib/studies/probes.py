@@ -10,7 +10,7 @@ The models are those of the study `extrapolation`, at L; nothing new is trained.
 import pandas as pd
 
 from lib import runs
-from lib.probes import pairs, reach
+from lib.probes import pairs, reach, relative, tables
 from lib.studies import extrapolation
 
 # Core-seconds, measured on two cores, beyond the training of the models.
@@ -28,7 +28,9 @@ def probes() -> dict:
     return {
         "rope": (pairs.pairs, reach.reach),
         "alibi": (reach.reach,),
-        "t5": (reach.reach,),
+        "t5": (reach.reach, relative.t5),
+        "shaw": (relative.shaw,),
+        "learned": (tables.table,),
         "nope": (reach.reach,),
     }
 
