@@ -119,7 +119,7 @@ def _run(chosen, folder, parameters):
         futures = {pool.submit(run, path): path for path in chosen}
         for future in as_completed(futures):
             path, (failure, seconds) = futures[future], future.result()
-            print(f"{path.stem}: {'failed after ' if failure else ''}{seconds:.0f} s", flush=True)
+            print(f"{path.stem}: {failure + ', ' if failure else ''}{seconds:.0f} s", flush=True)
             if failure:
                 failures[path] = failure
     except BaseException:
@@ -148,7 +148,7 @@ def _stop(children):
             child.send_signal(signal.SIGINT)
     for child in children:
         try:
-            child.wait(timeout=10)
+            child.wait(timeout=30)
         except subprocess.TimeoutExpired:
             child.kill()
 
