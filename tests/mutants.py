@@ -55,7 +55,9 @@ class Rope(Encoding):
         return torch.stack([a, b], dim=-1).flatten(-2)
 
     def turn(self, x, positions):
-        phase = self.phase(x, positions)
+        return self.turn_by(x, self.phase(x, positions))
+
+    def turn_by(self, x, phase):
         phase = phase[:, None] if phase.dim() == 3 else phase
         wide = torch.promote_types(x.dtype, torch.float32)
         a, b = self.split(x.to(wide))
@@ -109,13 +111,40 @@ class DynamicRope(Rope):
     unscaled_length = 16
 
     def rotate(self, q, k, q_pos, k_pos, length=None):
-        length = self.length(k_pos) if length is None else length
-        base = self.base * max(1.0, length / 16) ** 2
-        grown = Rope(self.d_model, self.n_heads, self.max_length, self.heads, base)
-        return grown.turn(q, q_pos), grown.turn(k, k_pos)
+        if length is None:
+            length = self.length(k_pos)  # (1,) or (B, 1)
+        grown = torch.as_tensor(length / 16, dtype=torch.float64).clamp(min=1.0)
+        # grown² times the base
+        pair = torch.arange(self.d // 2, dtype=torch.float64)
+        slower = grown[..., None] ** (-4 * pair / self.d)  # (1, d/2) or (B, 1, d/2)
+        return tuple(
+            self.turn_by(x, self.phase(x, p) * slower) for x, p in [(q, q_pos), (k, k_pos)]
+        )
 
     def length(self, k_pos):
-        return k_pos.max().item() + 1
+        return k_pos.amax(-1, keepdim=True) + 1
+
+
+class AxialRope(Rope):
+    """Rope on a grid: the first half of the pairs turn with y, the second with x."""
+
+    domain = ("image",)
+
+    def __init__(self, d_model, n_heads, max_length, heads=None, base=100.0):
+        super().__init__(d_model, n_heads, max_length, heads, base)
+
+    def check(self):
+        if self.d % 4:
+            raise ValueError(f"The head width {self.d} must be a multiple of 4: pairs on two axes.")
+
+    def theta(self):
+        n = self.d // 4
+        return self.base ** (-torch.arange(n, dtype=torch.float64) / n)
+
+    def phase(self, x, positions):
+        y, x = positions.double()[..., None].unbind(-2)  # (…, 1) each
+        theta = self.theta().to(positions.device)
+        return torch.cat([y * theta, x * theta], dim=-1)
 
 
 class Sinusoid(Encoding):
@@ -323,6 +352,14 @@ class RopePhaseInFloat32(Rope):
 
 
 @fault(1, Rope)
+class RopePhaseInPositionsDtype(Rope):
+    """Right for float64 positions; integers meet float32 frequencies in float32."""
+
+    def phase(self, x, positions):
+        return positions[..., None] * self.theta().float().to(positions.device)
+
+
+@fault(1, Rope)
 class RopePhaseByMatmul(Rope):
     """An outer product written as a matrix product, which autocast turns into bf16."""
 
@@ -380,7 +417,7 @@ class DynamicRopeThatNeverShrinks(DynamicRope):
     longest = 0
 
     def length(self, k_pos):
-        self.longest = max(self.longest, super().length(k_pos))
+        self.longest = max(self.longest, super().length(k_pos).max().item())
         return self.longest
 
 
@@ -493,6 +530,16 @@ def masks_top_left(q, k, v, encoding, q_pos, k_pos, mask=None, bias=None):
     if mask is None:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     return attention(q, k, v, encoding, q_pos, k_pos, mask, bias)
+
+
+@fault(3, AxialRope)
+class AxialRopeGridOfTheTokenCount(AxialRope):
+    """The grid is made from the number of tokens, so it is another one for fewer queries."""
+
+    def phase(self, x, positions):
+        i = torch.arange(x.shape[-2], device=x.device)
+        side = math.ceil(math.sqrt(len(i)))
+        return super().phase(x, torch.stack([i // side, i % side], dim=-1))
 
 
 # --- 4. padding ---------------------------------------------------------------------------------
@@ -658,11 +705,15 @@ class RopeSaysOneDoesTheOther(Rope):
 
 
 @fault(7, Rope)
-class RopeReflects(Rope):
-    """A sign in the wrong half: a reflection instead of a rotation."""
+class RopeForgetsTheMinus(Rope):
+    """rotate_half without its minus: (b, a) instead of (−b, a), which is no rotation."""
 
-    def join(self, a, b):
-        return super().join(a, -b)
+    def turn(self, x, positions):
+        phase = self.phase(x, positions)
+        phase = phase[:, None] if phase.dim() == 3 else phase
+        a, b = self.split(x)
+        cos, sin = phase.cos().to(x.dtype), phase.sin().to(x.dtype)
+        return self.join(a * cos + b * sin, b * cos + a * sin)
 
 
 # --- 8. odd and tiny head sizes -----------------------------------------------------------------
@@ -724,6 +775,17 @@ class RopeSwallowsUnknownOptions(Rope):
             options.get("base", 10000.0),
             options.get("layout", "interleaved"),
         )
+
+
+@fault(9, Rope)
+class RopeTakesAnyLayout(Rope):
+    """What is not one layout is the other, however it is spelt."""
+
+    def __init__(
+        self, d_model, n_heads, max_length, heads=None, base=10000.0, layout="interleaved"
+    ):
+        layout = "interleaved" if layout == "interleaved" else "half_split"
+        super().__init__(d_model, n_heads, max_length, heads, base, layout)
 
 
 @fault(9, Rope)
@@ -834,6 +896,15 @@ class SinusoidStepsPerChannel(Sinusoid):
         return torch.stack([phase[..., 0::2].sin(), phase[..., 1::2].cos()], dim=-1).flatten(-2)
 
 
+@fault(10, AxialRope)
+class AxialRopeHalfTheSpectrum(AxialRope):
+    """Each axis takes the first half of a line's frequencies, and has no slow ones."""
+
+    def theta(self):
+        k = torch.arange(self.d // 4, dtype=torch.float64)
+        return self.base ** (-2 * k / self.d)
+
+
 # --- 11. averaging ------------------------------------------------------------------------------
 
 
@@ -901,12 +972,22 @@ class BucketsNotSaved(Buckets):
 
 
 @fault(0, Relations)
-class RelationsShareMemory(Relations):
-    """Two names for one storage: safetensors refuses it."""
+class RelationsStoredTransposed(Relations):
+    """Parameters that are transposed views: safetensors refuses what is not contiguous."""
 
     def start(self):
-        both = torch.randn(2, self.clip + 1, self.d)
-        self.in_keys, self.in_values = nn.Parameter(both[0]), nn.Parameter(both[1])
+        self.in_keys = nn.Parameter(torch.randn(self.d, self.clip + 1).T)
+        self.in_values = nn.Parameter(torch.randn(self.d, self.clip + 1).T)
+
+
+@fault(0, Rope)
+class RopeViewsAsComplex(Rope):
+    """A view as complex numbers, which memory does not always allow."""
+
+    def turn_by(self, x, phase):
+        phase = phase[:, None] if phase.dim() == 3 else phase
+        z = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(z * torch.polar(torch.ones_like(phase), phase)).flatten(-2)
 
 
 @fault(0, Rope)

@@ -1,0 +1,216 @@
+"""Families 6, 7 and 10: the sign and the scale of what is added, the pairs that turn together, and
+the frequencies they turn with."""
+
+import contextlib
+import math
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from lib.attention import causal_mask
+from lib.conformance.checking import Measure, NotApplicable, catches
+from lib.conformance.parts import (
+    FEW_HEADS,
+    OFFSET,
+    SMALL,
+    WIDTH,
+    Content,
+    added,
+    agree,
+    bias_of,
+    copy_parameters,
+    doors,
+    is_fixed,
+    scores,
+    turned,
+    turns,
+)
+
+SCORES = []
+sign_and_scale = partial(catches, 6, SCORES)
+layout_of_pairs = partial(catches, 7, SCORES)
+precedence = partial(catches, 10, SCORES)
+
+
+@sign_and_scale(
+    width=WIDTH,
+    n_heads=st.sampled_from([1, 2, 4]),
+    T=SMALL,
+    grouped=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+)
+def attention_is_the_formula(subject, width, n_heads, T, grouped, dtype):
+    """softmax(q kᵀ/√d + bias) v + values, written out entry by entry, is what attention gives."""
+    encoding = subject.prepare(width, n_heads).to(dtype)
+    groups = 2 if grouped and n_heads > 1 else 1
+    content, positions = Content.of(encoding, T, 2, dtype, groups), subject.place(T)
+    q, k = encoding.rotate(content.q, content.k, positions, positions)
+    mask = causal_mask(T, T)
+    found = subject.attend(q, k, content.v, encoding, positions, positions, mask=mask)
+    bias = encoding.bias(q, k, positions, positions, mask)
+    α, right = q.new_zeros(2, n_heads, T, T), torch.empty_like(q)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, (2, n_heads, T))).tolist():
+        keys, values = k[b, h // groups, : i + 1], content.v[b, h // groups, : i + 1]
+        a = (keys * q[b, h, i]).sum(-1) / math.sqrt(encoding.d)  # (i + 1,)
+        if bias is not None:
+            a = a + bias[b % len(bias), h, i, : i + 1]
+        e = (a - a.max()).exp()
+        α[b, h, i, : i + 1] = e / e.sum()
+        right[b, h, i] = (α[b, h, i, : i + 1, None] * values).sum(0)
+    if encoding.adds_values():
+        right = right + encoding.values(α, positions, positions)
+    return agree({"output": found}, {"output": right}, 1e-11 if dtype == torch.float64 else 1e-5)
+
+
+@sign_and_scale(width=WIDTH, n_heads=FEW_HEADS, T=st.integers(2, 30), offset=OFFSET)
+def near_keys_are_favoured(subject, width, n_heads, T, offset):
+    """A bias without parameters never grows with distance."""
+    encoding, positions = subject.prepare(width, n_heads).double(), subject.place(T, offset)
+    bias = bias_of(encoding, positions) if is_fixed(encoding) else None
+    if bias is None:
+        raise NotApplicable("no bias without parameters")
+    distance = (positions - positions[-1]).double().reshape(T, -1).norm(dim=-1)  # from the last
+    nearest_first = bias[0, :, -1, distance.argsort(stable=True)]  # (H, T)
+    return Measure(nearest_first.diff(dim=-1).max().item(), 1e-12)
+
+
+@sign_and_scale(width=WIDTH, n_heads=FEW_HEADS, T=SMALL)
+def bias_joins_after_the_scale(subject, width, n_heads, T):
+    """A bias knows nothing of d, unless it is made from q: then it has the 1/√d of q kᵀ/√d.
+
+    A head of width 2d with zeros in half of its channels, and of its parameters, shows which.
+    """
+    narrow = subject.prepare(width, n_heads).double()
+    wide = subject.prepare(2 * width, n_heads).double()
+    copy_parameters(narrow, wide)
+    content, positions = Content.of(narrow, T), subject.place(T)
+
+    def bias(encoding, q):
+        q, k = (nn.functional.pad(t, (0, encoding.d - narrow.d)) for t in (q, content.k))
+        return encoding.bias(q, k, positions, positions, causal_mask(T, T))
+
+    here = bias(narrow, content.q)
+    if here is None:
+        raise NotApplicable("no bias")
+    there, doubled = bias(wide, content.q), bias(narrow, 2 * content.q)
+    if torch.allclose(doubled, here):
+        return agree({"bias": there}, {"bias": here})
+    if torch.allclose(doubled, 2 * here):
+        return agree({"bias": there * math.sqrt(2)}, {"bias": here})
+    raise NotApplicable("the bias is neither free of q nor linear in it")
+
+
+@layout_of_pairs(examples=40, width=WIDTH, n_heads=FEW_HEADS, T=st.integers(2, 6), offset=OFFSET)
+def scores_depend_on_differences_alone(subject, width, n_heads, T, offset):
+    """All positions moved by one offset: the same scores, and the same added values."""
+    encoding = subject.prepare(width, n_heads).double()
+    relative = subject.relative
+    if relative is None:
+        relative = not added(encoding, subject.place(4)).any()
+    if not relative:
+        raise NotApplicable("absolute: it adds to the embeddings")
+    content = Content.of(encoding, T)
+
+    def seen(positions):
+        found = doors(encoding, content, positions, positions, length=encoding.max_length)
+        a = scores(found["q"], found["k"], found.get("bias")).tril()
+        return {"scores": a} | ({"values": found["values"]} if "values" in found else {})
+
+    here, there = seen(subject.place(T)), seen(subject.place(T, offset))
+    return agree(there, here, relative=subject.rounding(offset + T))
+
+
+@layout_of_pairs(width=WIDTH, n_heads=FEW_HEADS, position=OFFSET)
+def turning_keeps_lengths(subject, width, n_heads, position):
+    """A turned vector is as long as the same vector turned at position 0."""
+    encoding = subject.prepare(width, n_heads).double()
+    if not turns(encoding, subject):
+        raise NotApplicable("nothing is turned")
+    x = Content.of(encoding, 3).q[0, 0]
+    here, there = (
+        turned(encoding, x, subject.place(1, p)[0], encoding.max_length) for p in (0, position)
+    )
+    lengths = [{"q": q.norm(dim=-1), "k": k.norm(dim=-1)} for q, k in (there, here)]
+    return agree(*lengths, relative=1e-6)
+
+
+@layout_of_pairs(
+    width=WIDTH, n_heads=FEW_HEADS, layout=st.sampled_from([None, "half_split", "interleaved"])
+)
+def channels_turn_in_the_declared_pairs(subject, width, n_heads, layout):
+    """Each channel has one partner, the same in q and k, and the one that `layout` says.
+
+    Permuted from one layout to the other, the result is the same. Measured is the count of wrong
+    entries of the rotation's matrix.
+    """
+    encoding = _in_layout(subject, width, n_heads, layout)
+    if encoding is None or not turns(encoding, subject):
+        raise NotApplicable("nothing is turned" if encoding else "no choice of layout")
+    d, at_one = encoding.d, subject.place(1, 1)[0]
+    q, k = turned(encoding, torch.eye(d, dtype=torch.float64), at_one)  # row c: channel c, turned
+    mixed = (q.abs() > 1e-14) & ~torch.eye(d, dtype=torch.bool)  # (H, d, d)
+    wrong = (mixed.sum(-1) > 1).sum() + (mixed != mixed.mT).sum() + ((q - k).abs() > 1e-14).sum()
+    declared = getattr(encoding, "layout", None)
+    if declared in ("interleaved", "half_split") and subject.domain == "text":
+        c = torch.arange(d)
+        partner = c ^ 1 if declared == "interleaved" else (c + d // 2) % d
+        wrong = wrong + (mixed & (partner[:, None] != c)).sum()
+        other = _in_layout(
+            subject, width, n_heads, "half_split" if declared == "interleaved" else "interleaved"
+        )
+        if other is not None:
+            o, _ = turned(other, torch.eye(d, dtype=torch.float64), at_one)
+            side, halves = (q, o) if declared == "interleaved" else (o, q)
+            place = torch.stack([c[: d // 2], c[d // 2 :]], dim=-1).flatten()  # side → halves
+            wrong = wrong + ((halves[:, place][..., place] - side).abs() > 1e-12).sum()
+    return Measure(float(wrong), 0.0)
+
+
+def _in_layout(subject, width, n_heads, layout: str | None):
+    """The encoding with this option; None where it does not take it."""
+    if layout is None:
+        return subject.prepare(width, n_heads).double()
+    with contextlib.suppress(TypeError, ValueError):
+        return subject.prepare(width, n_heads, layout=layout).double()
+    return None
+
+
+def frequencies(encoding, subject, step) -> torch.Tensor:
+    """θ > 0 in falling order, measured at position `step`, 0 or 1 on each axis: float64 (n,).
+
+    A turned unit vector has the cosine in its channel and the sine in its partner's. What is added
+    to the embeddings has a sine where it is 0 at position 0.
+    """
+    if turns(encoding, subject):
+        eye = torch.eye(encoding.d, dtype=torch.float64)
+        here, there = (turned(encoding, eye, p)[0][0] for p in (0 * step, step))
+        cos = (there * eye).sum(-1) / (here * eye).sum(-1)
+        sin = (there * (1 - eye)).norm(dim=-1) / (here * eye).sum(-1)
+        theta = torch.atan2(sin, cos).sort(descending=True).values[0::2]  # each pair shows it twice
+    else:
+        here, there = (added(encoding, p[None])[0] for p in (0 * step, step))
+        theta = there[here == 0].asin().sort(descending=True).values
+        cosines = there[here != 0].sort().values
+        if not torch.allclose(cosines, theta.cos(), rtol=0, atol=1e-6):
+            raise AssertionError("the cosines have other frequencies than the sines")
+    return theta[theta > 1e-15]
+
+
+@precedence(width=st.sampled_from([1, 2, 3, 4, 8, 32]))
+def wavelengths_are_geometric(subject, width):
+    """θ_k = b^(−k/n) for k = 0 … n − 1: wavelengths from 2π to 2π·b^((n−1)/n), in equal ratios."""
+    encoding = subject.prepare(width, 1).double()
+    steps = torch.ones(1, dtype=torch.long) if subject.domain == "text" else torch.eye(2).long()
+    waves = turns(encoding, subject) or added(encoding, subject.place(2)).any()
+    if not (waves and is_fixed(encoding)):
+        raise NotApplicable("no fixed frequencies")
+    errors = []
+    for step in steps:
+        theta = frequencies(encoding, subject, step)
+        n = len(theta)
+        k = torch.arange(n, dtype=torch.float64)
+        b = subject.base or getattr(encoding, "base", None) or theta[-1] ** (-n / max(n - 1, 1))
+        errors.append((theta / b ** (-k / n) - 1).abs().max().item())
+    return Measure(max(errors), 1e-6)
