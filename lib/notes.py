@@ -6,12 +6,9 @@ def seen(condition, sentence):
 
     condition: a bool or NumPy bool, the check that the sentence rests on.
     sentence: one sentence in the reader's words, without the full build's numbers.
-    Returns the condition as a bool, so that a cell can go on from it.
     """
     if getattr(condition, "ndim", 0):
         raise ValueError(
             f"seen() wants one truth value, not {condition.size}: use .all() or .any()."
         )
-    holds = bool(condition)
-    print(f"seen: {sentence}" if holds else f"NOT SEEN in this build: {sentence}")
-    return holds
+    print(f"seen: {sentence}" if condition else f"NOT SEEN in this build: {sentence}")

@@ -95,10 +95,11 @@ def accept() -> None:
     built = paths.results("default")
     if not (built / "claims.csv").exists():
         raise ValueError("There is no finished build to accept: run `make reproduce` first.")
-    for path in sorted([*built.glob("*.csv"), *built.glob("*.json")]):
-        with files.atomic(paths.REFERENCE / path.name) as temporary:
-            shutil.copyfile(path, temporary)
-    notebooks.refresh()
+    with _kept_on_failure(paths.REFERENCE):
+        for path in sorted([*built.glob("*.csv"), *built.glob("*.json")]):
+            with files.atomic(paths.REFERENCE / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+        notebooks.refresh()
     readme.write()
     print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
 
@@ -115,6 +116,24 @@ def _alone(place):
                 f"Another build of {_relative(place)} is under way: wait for it, or stop it."
             ) from None
         yield
+
+
+@contextlib.contextmanager
+def _kept_on_failure(folder):
+    """Put the folder back as it was when what follows fails: results and notebooks go together."""
+    before = paths.BUILD / f"{folder.name}-before"
+    shutil.rmtree(before, ignore_errors=True)
+    if folder.exists():
+        shutil.copytree(folder, before)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before.exists():
+            shutil.copytree(before, folder)
+        raise
+    finally:
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def _relative(path):

@@ -14,7 +14,6 @@ paired by seed, since models of one seed share their other weights and their bat
 import dataclasses
 import functools
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -350,7 +349,8 @@ def draw_beside_the_paper(frame: pd.DataFrame):
 
 def draw_two_lengths(frame: pd.DataFrame):
     """Left against tokens past the training length, right against the ratio to it."""
-    figure, axes = plt.subplots(1, 2, figsize=(2 * figures.WIDTH, figures.HEIGHT), sharey=True)
+    figure, axes = figures.canvas(2)
+    axes[1].sharey(axes[0])
     looks = figures.looks(frame["encoding"])
     for (encoding, train_length), rows in frame.groupby(["encoding", "train_length"], sort=False):
         look = looks[encoding]
@@ -371,16 +371,15 @@ def draw_two_lengths(frame: pd.DataFrame):
 def _panels(frame: pd.DataFrame, panels: list[str], mark: float = L):
     """One panel beside the other, on one vertical axis, labelled at the right; a line at `mark`."""
     n = len(panels)
-    figure, axes = plt.subplots(
-        1, n, figsize=(n * figures.WIDTH, 1.2 * figures.HEIGHT), sharey=True, squeeze=False
-    )
-    for ax, panel in zip(axes[0], panels, strict=True):
+    figure, axes = figures.canvas(n)
+    for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
         ax.axvline(mark, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
         figures.direct_labels(ax)
-    return figure, axes[0]
+        ax.sharey(axes[0])
+    return figure, axes
 
 
 # name → (frame of the results, drawing of the frame)
