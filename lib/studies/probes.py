@@ -10,7 +10,7 @@ The models are those of the study `extrapolation`, at L; nothing new is trained.
 import pandas as pd
 
 from lib import runs
-from lib.probes import pairs, reach, relative, tables
+from lib.probes import pairs, position, reach, relative, tables
 from lib.studies import extrapolation
 
 # Core-seconds, measured on two cores, beyond the training of the models.
@@ -26,6 +26,7 @@ SETTINGS = {
 def probes() -> dict:
     """Encoding → the probes that apply to it; "*" applies to all. They give rows (lib.probes)."""
     return {
+        "*": (position.position,),
         "rope": (pairs.pairs, reach.reach),
         "alibi": (reach.reach,),
         "t5": (reach.reach, relative.t5),
