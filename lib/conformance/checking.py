@@ -45,7 +45,10 @@ def worst(measures) -> Measure:
 
 
 class NotApplicable(Exception):
-    """Raised by a property that says nothing about this subject; the text says why."""
+    """Raised by a property, or by a subject, for a case of which nothing is claimed; it says why.
+
+    A property does not apply where no case does.
+    """
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,9 @@ def catches(family: int, into: list[Property], examples: int = 20, **draws):
 
 def run(property: Property, subject, name: str) -> Result:
     """The result of this property for `subject`, called `name` in it."""
-    measures, reasons, details = [Measure(-math.inf, 0.0)], [], [""]
+    measured, reasons, details = [], [], [""]
 
     def fails(case: dict) -> bool:
-        if reasons:
-            return False
         try:
             measure, detail = property.function(subject, **case), ""
         except NotApplicable as reason:
@@ -116,7 +117,7 @@ def run(property: Property, subject, name: str) -> Result:
         except Exception as error:  # a foreign module may raise anything: it is what we report
             measure = Measure(math.inf, 0.0)
             detail = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        measures[0] = worst([measures[0], measure])
+        measured.append(measure)
         if measure.failed:
             details[0] = detail  # hypothesis runs the smallest failure last
         return measure.failed
@@ -134,6 +135,6 @@ def run(property: Property, subject, name: str) -> Result:
     except hypothesis.errors.NoSuchExample:
         smallest, verdict = None, "passed"
     about = name, property.name, property.family
-    if reasons:
+    if not measured:
         return Result(*about, "not_applicable", detail=reasons[0])
-    return Result(*about, verdict, *measures[0], smallest, details[0])
+    return Result(*about, verdict, *worst(measured), smallest, details[0])

@@ -5,7 +5,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -81,20 +81,24 @@ class Subject:
         return 16 * (position + 1) * {torch.float64: 2.0**-53, torch.float32: 2.0**-24}[self.phases]
 
 
-def of_class(cls: type[Encoding], build=None, **traits) -> Subject:
+def of_class(cls: type[Encoding], build=None, domain: str | None = None, **traits) -> Subject:
     """A subject of an `Encoding` subclass; its options are found in its signature.
 
-    An encoding of both domains is checked on text.
+    `domain` is one of the class's, the first by default.
     """
-    build = build or cls
+    build, domain = build or cls, domain or cls.domain[0]
     taken = inspect.signature(cls.__init__).parameters.values()
     found = {o.name: _alternatives(build, o) for o in taken if o.name not in SIZES}
-    options = {name: values for name, values in found.items() if values}
-    image = {} if "text" in cls.domain else {"domain": "image", "farthest": 63}
-    return Subject(**{"name": cls.__name__, "build": build, "options": options, **image, **traits})
+    traits = {
+        "name": cls.__name__,
+        "options": {name: values for name, values in found.items() if values},
+        "farthest": {"text": 4095, "image": 63}[domain],
+        **traits,
+    }
+    return Subject(build=build, domain=domain, **traits)
 
 
-def registered(name: str, **chosen) -> Subject:
+def registered(name: str, domain: str | None = None, **chosen) -> Subject:
     """The subject of a registered encoding, with these options instead of its defaults."""
 
     def build_it(d_model, n_heads, max_length, **options):
@@ -102,7 +106,9 @@ def registered(name: str, **chosen) -> Subject:
         return build(name, **sizes, **{**chosen, **options})
 
     called = ", ".join([name, *(f"{option}={value!r}" for option, value in chosen.items())])
-    return of_class(ENCODINGS[name], build_it, name=called)
+    subject = of_class(ENCODINGS[name], build_it, domain, name=called)
+    free = {option: values for option, values in subject.options.items() if option not in chosen}
+    return replace(subject, options=free)
 
 
 def of_rotation(name: str, turn: Callable, **traits) -> Subject:
