@@ -21,14 +21,15 @@ def causal_mask(n_queries: int, n_keys: int, device=None):
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)
 
 
-def toeplitz(encoding, n_queries: int, n_keys: int, device=None):
+def toeplitz(encoding, n_queries: int, n_keys: int, device=None, dtype=None):
     """The bias of contiguous positions, from one vector of distances a head: (1, H, Tq, Tk).
 
     Entry (i, j) is bias_by_distance(Tk − Tq + i − j): the last query stands at the last key.
+    `dtype` None leaves the numbers as the encoding gives them.
     """
     # f runs over δ = Tk−1 … −(Tq−1); row i is the window of f that starts at δ = Tk−Tq+i.
     delta = torch.arange(n_keys - 1, -n_queries, -1, device=device)
-    f = encoding.bias_by_distance(delta)  # (H, Tq + Tk − 1)
+    f = encoding.bias_by_distance(delta).to(dtype)  # (H, Tq + Tk − 1)
     return f.unfold(-1, n_keys, 1).flip(-2).unsqueeze(0)
 
 

@@ -233,7 +233,8 @@ class Decoder(nn.Module):
         bias = None
         encoding = self.encoding(0)
         if contiguous and encoding.shared_across_layers and encoding.bias_by_distance is not None:
-            bias = toeplitz(encoding, T, past + T, device)
+            wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+            bias = toeplitz(encoding, T, past + T, device, wide)
         length = self._length(positions, cache)
         return View(positions, k_pos, mask, bias, length, real, contiguous, cache)
 

@@ -126,6 +126,8 @@ def test_contiguous_positions_have_the_bias_in_one_vector(name, n_keys, data):
     bias = toeplitz(encoding, n_queries, n_keys)
     assert bias.shape == (1, H, n_queries, n_keys)
     assert torch.equal(bias.double(), expected)
+    low = toeplitz(encoding, n_queries, n_keys, dtype=torch.float32)
+    assert torch.equal(low, bias.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF])

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lib.encodings import ENCODINGS, Encoding, build, register
@@ -545,17 +545,17 @@ def exact_bucket(delta, n, max_distance, bidirectional):
     return future + e + m
 
 
-@given(
-    quarter=st.integers(1, 16),
-    further=st.integers(1, 400),
-    bidirectional=st.booleans(),
-    deltas=st.lists(st.integers(-5000, 5000), max_size=20),
-)
-@settings(max_examples=60)
-def test_buckets_are_the_rule_in_exact_arithmetic(quarter, further, bidirectional, deltas):
+@given(quarter=st.integers(1, 16), further=st.integers(1, 9999), bidirectional=st.booleans())
+@example(quarter=5, further=310, bidirectional=False)  # 20, 40, 160: logarithms come out too small
+@settings(max_examples=40)
+def test_buckets_are_the_rule_in_exact_arithmetic(quarter, further, bidirectional):
     n = 4 * quarter
-    max_distance = n // (4 if bidirectional else 2) + further
-    deltas += [s * max_distance + x for s in (-1, 1) for x in (-1, 0, 1)]
+    side = n // 2 if bidirectional else n
+    e = side // 2
+    max_distance = e + further
+    # The whole numbers on both sides of where each bucket begins.
+    begins = [e * (max_distance / e) ** (m / (side - e)) for m in range(side - e + 1)]
+    deltas = [s * (round(x) + y) for s in (-1, 1) for x in begins for y in (-1, 0, 1)]
     found = bucket(torch.tensor(deltas), n, max_distance, bidirectional)
     assert found.tolist() == [exact_bucket(x, n, max_distance, bidirectional) for x in deltas]
 
@@ -690,10 +690,14 @@ def test_half_split_is_the_rotate_half_of_public_libraries():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_rope_takes_any_strides(dtype):
     rope, positions = make("rope"), torch.arange(T)
-    big = draw(B, H, T, d + 1, dtype=dtype)
-    odd = big[..., 1:]  # starts at an odd place, with odd strides
-    columns = draw(B, H, d, T, dtype=dtype).mT  # channels are not neighbours in memory
-    for x in (odd, columns, draw(1, 1, T, d, dtype=dtype).expand(B, H, T, d)):
+    views = [
+        draw(B, H, T, d + 2, dtype=dtype)[..., 1 : d + 1],  # starts at an odd place
+        draw(B, H, T, d + 1, dtype=dtype)[..., :d],  # has odd strides
+        draw(B, H, T, 2 * d, dtype=dtype)[..., ::2],  # the channels are not neighbours
+        draw(B, H, d, T, dtype=dtype).mT,
+        draw(1, 1, T, d, dtype=dtype).expand(B, H, T, d),
+    ]
+    for x in views:
         expected, _ = rope.rotate(x.contiguous(), x.contiguous(), positions, positions)
         turned, _ = rope.rotate(x, x, positions, positions)
         assert torch.equal(turned, expected)

@@ -157,8 +157,8 @@ def test_a_refused_call_leaves_the_cache_as_it_was(kind):
 @torch.no_grad()
 def test_positions_go_on_from_the_last_in_the_cache(kind):
     model, tokens = MODELS[kind], draw_tokens(2, 9)
-    rows = torch.stack([torch.arange(9) + 11, torch.arange(9) + 3])
-    for positions in (torch.arange(9) + 11, rows, rows.double()):
+    gaps = torch.tensor([2, 3, 7, 11, 12, 13, 14, 15, 16])
+    for positions in (gaps, torch.stack([gaps, gaps + 3]), gaps.double()):
         full, cache = model(tokens, positions), Cache()
         for chunk, given_positions in (
             (slice(0, 4), positions[..., :4]),
@@ -243,6 +243,11 @@ def test_given_positions_take_the_same_path_as_counted_ones(kind):
     logits = model(tokens)
     for positions in (torch.arange(12), torch.arange(12.0), torch.arange(12).expand(2, 12)):
         close(model(tokens, positions), logits)
+    # And those that only the caller knows, the same path whether a mask says that all are real.
+    for positions in (torch.arange(12) * 0.5, torch.arange(12) + torch.arange(12) // 4):
+        masked = model(tokens, positions, torch.ones_like(tokens))
+        close(model(tokens, positions), masked)
+        assert (masked - logits).abs().max() > 1e-3 or kind == "nope"
     relative = kind not in ("sinusoidal", "learned", "learned, interpolated")
     shifted = (model(tokens, torch.arange(12) + 9) - logits).abs().max()
     assert shifted < 1e-9 if relative else shifted > 1e-3

@@ -27,7 +27,8 @@ class Learned(Encoding):
 
     Args:
         beyond: what happens when a sequence is longer than the table: "refuse" raises ValueError,
-            "interpolate" squeezes the positions of the whole sequence into the table.
+            "interpolate" squeezes the positions of the whole sequence into the table, in a batch
+            those of each row by the row's own length.
     """
 
     def __init__(self, d_model, n_heads, max_length, beyond: str = "refuse", heads=None):
@@ -61,7 +62,7 @@ class Learned(Encoding):
                 furthest = torch.full_like(furthest, length - 1)
             if furthest.max() > last:
                 scale = last / furthest.to(torch.float64).clamp(min=max(last, 1))  # 1 if it fits
-                positions = (positions.to(torch.float64) * scale).clamp(max=last)
+                positions = positions.to(torch.float64) * scale
         elif furthest.max() > last:
             raise ValueError(
                 f"Position {furthest.max():g} is past the learned table of {self.max_length} rows: "
