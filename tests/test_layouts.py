@@ -1,0 +1,111 @@
+"""The converters undo each other, keep every score, and carry a model of transformers over."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.encodings import build
+from lib.layouts import to_half_split, to_interleaved
+
+sizes = {
+    "n_heads": st.integers(1, 5),
+    "pairs": st.integers(1, 8),
+    "rest": st.sampled_from([(), (1,), (7,), (3, 2)]),
+}
+
+
+def some(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@given(**sizes)
+@settings(max_examples=40)
+def test_each_undoes_the_other(n_heads, pairs, rest):
+    weight = some(n_heads * 2 * pairs, *rest)
+    there, back = to_half_split(weight, n_heads), to_interleaved(weight, n_heads)
+    assert torch.equal(to_interleaved(there, n_heads), weight)
+    assert torch.equal(to_half_split(back, n_heads), weight)
+    assert there.data_ptr() != weight.data_ptr()
+
+
+@given(n_heads=sizes["n_heads"], pairs=sizes["pairs"])
+@settings(max_examples=20)
+def test_rows_go_where_the_pairs_are(n_heads, pairs):
+    d = 2 * pairs
+    rows = torch.arange(n_heads * d)
+    half_split = to_half_split(rows, n_heads).view(n_heads, 2, pairs)
+    for h in range(n_heads):
+        for k in range(pairs):  # the pair (2k, 2k+1) now lies at (k, k + d/2)
+            assert half_split[h, :, k].tolist() == [h * d + 2 * k, h * d + 2 * k + 1]
+
+
+def scores(layout, x, w_q, w_k, b_q, b_k, H, H_kv, d):
+    """q·k of every query and key, (B, H, T, T), with rotation in this layout."""
+    rope = build("rope", d_model=H * d, n_heads=H, max_length=64, layout=layout)
+    q = (x @ w_q.mT + b_q).unflatten(-1, (H, d)).transpose(1, 2)
+    k = (x @ w_k.mT + b_k).unflatten(-1, (H_kv, d)).transpose(1, 2)
+    positions = torch.arange(x.shape[1])
+    q, k = rope.rotate(q, k, positions, positions)
+    return q @ k.repeat_interleave(H // H_kv, dim=1).mT
+
+
+@given(H_kv=st.integers(1, 3), group=st.integers(1, 3), pairs=st.integers(2, 5))
+@settings(max_examples=20)
+def test_scores_stay_the_same_with_grouped_keys_too(H_kv, group, pairs):
+    H, d, width = H_kv * group, 2 * pairs, 12
+    x = some(2, 6, width, seed=1)
+    w_q, w_k, b_q, b_k = some(H * d, width), some(H_kv * d, width), some(H * d), some(H_kv * d)
+    sizes = H, H_kv, d
+    inter = scores("interleaved", x, w_q, w_k, b_q, b_k, *sizes)
+    moved = [to_half_split(w, n) for w, n in ((w_q, H), (w_k, H_kv), (b_q, H), (b_k, H_kv))]
+    halves = scores("half_split", x, *moved, *sizes)
+    assert (inter - halves).abs().max() <= 1e-11 * (1 + inter.abs().max())
+    # Without the conversion it is another model.
+    assert (scores("half_split", x, w_q, w_k, b_q, b_k, *sizes) - inter).abs().max() > 1e-3
+
+
+def test_a_llama_of_transformers_is_ours_in_interleaved_pairs():
+    """Its logits, with grouped keys, from its own weights, and attention written out here."""
+    transformers = pytest.importorskip("transformers")
+    H, H_kv, d, T = 4, 2, 8, 20
+    config = transformers.LlamaConfig(
+        hidden_size=H * d, intermediate_size=16, num_hidden_layers=1, vocab_size=11,
+        num_attention_heads=H, num_key_value_heads=H_kv, attention_bias=True,
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval().double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(11, (2, T))
+    seen = {}
+    attention = model.model.layers[0].self_attn
+    attention.register_forward_hook(
+        lambda _, args, kwargs, out: seen.update(x=kwargs["hidden_states"], output=out[0]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        model(tokens)
+        w_q, w_k = attention.q_proj, attention.k_proj
+        moved = [
+            to_interleaved(w, n)
+            for w, n in ((w_q.weight, H), (w_k.weight, H_kv), (w_q.bias, H), (w_k.bias, H_kv))
+        ]
+        a = scores("interleaved", seen["x"], *moved, H, H_kv, d) / d**0.5
+        ahead = torch.ones(T, T, dtype=torch.bool).triu(1)
+        weights = a.masked_fill(ahead, -torch.inf).softmax(-1)
+        v = attention.v_proj(seen["x"]).unflatten(-1, (H_kv, d)).transpose(1, 2)
+        output = weights @ v.repeat_interleave(H // H_kv, dim=1)
+        output = attention.o_proj(output.transpose(1, 2).flatten(-2))
+    # Their phases and softmax are float32.
+    size = seen["output"].abs().max()
+    assert (output - seen["output"]).abs().max() <= 64 * T * 2.0**-24 * size
+
+
+@pytest.mark.parametrize("shape, n_heads", [((6, 3), 2), ((8, 3), 0), ((0, 3), 2), ((5,), 1)])
+def test_what_does_not_divide_is_refused(shape, n_heads):
+    for convert in (to_half_split, to_interleaved):
+        with pytest.raises(ValueError, match="even width"):
+            convert(torch.zeros(shape), n_heads)
