@@ -8,6 +8,7 @@ import math
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import ConnectionPatch, Rectangle
 
 from lib import figures  # importing it sets the house style
@@ -17,6 +18,8 @@ FIRST, SECOND = figures.COLOURS["sinusoidal"], "#c2185b"
 QUIET = "#8a8a8a"
 _WORDS = (FIRST, SECOND, "#3a7d34")
 _WIDTH = 7.6  # inches, of a whole picture
+_ARROW = {"arrowstyle": "-|>", "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
+_SHADES = LinearSegmentedColormap.from_list("shades", ["white", SECOND, "#3d0a22"])
 
 
 def _figure(panels: int, height: float):
@@ -203,4 +206,290 @@ def coarse_wave(positions, exact, coarse):
     axis.set_xlabel("position p")
     axis.text(0.02, 0.98, "phase in float64", color=FIRST, transform=axis.transAxes, va="top")
     axis.text(0.35, 0.98, "phase in bfloat16", color=SECOND, transform=axis.transAxes, va="top")
+    return figure
+
+
+# ---- RoPE ----------------------------------------------------------------------------------------
+
+
+def turned_pairs(q, k, theta, places):
+    """A query and a key of one pair, turned by their positions: the angle between them stays.
+
+    Args:
+        q, k: complex numbers. theta: radians a position. places: (m, n) of each panel.
+    """
+    figure, axes = _figure(len(places), _WIDTH / len(places) + 0.5)
+    farthest = 1.3 * max(abs(q), abs(k))  # room for the letters
+    around = np.exp(1j * np.linspace(0, 2 * math.pi, 200))
+    for axis, (m, n) in zip(axes, places, strict=True):
+        axis.plot([-farthest, farthest], [0, 0], color="#dddddd", linewidth=0.8)
+        axis.plot([0, 0], [-farthest, farthest], color="#dddddd", linewidth=0.8)
+        for z, turned, colour, name in (
+            (q, q * np.exp(1j * m * theta), FIRST, "q"),
+            (k, k * np.exp(1j * n * theta), SECOND, "k"),
+        ):
+            axis.plot(abs(z) * around.real, abs(z) * around.imag, color="#dddddd", linewidth=0.8)
+            axis.annotate(
+                "", (turned.real, turned.imag), (0, 0), arrowprops={"color": colour} | _ARROW
+            )
+            place = turned / abs(turned) * (abs(turned) + 0.17)
+            axis.text(place.real, place.imag, name, color=colour, ha="center", va="center")
+        start = np.angle(k * np.exp(1j * n * theta))
+        gap = np.angle(q * np.exp(1j * m * theta) * np.conj(k * np.exp(1j * n * theta)))
+        arc = 0.45 * np.exp(1j * np.linspace(start, start + gap, 50))
+        axis.plot(arc.real, arc.imag, color=QUIET, linewidth=3)
+        axis.set(xlim=(-farthest, farthest), ylim=(-farthest, farthest), aspect="equal")
+        axis.set_title(f"m = {m}, n = {n}", loc="center")
+        axis.set_axis_off()
+    return figure
+
+
+def unseen_angles(angle, wavelengths, length: int):
+    """How far the angle at each distance is from the nearest one that training showed.
+
+    Args:
+        angle: (distances, pairs) in degrees. wavelengths: (pairs,) in positions. length: L.
+    """
+    figure, (axis,) = _figure(1, 3.6)
+    image = axis.imshow(
+        angle, origin="lower", aspect="auto", cmap=_SHADES, interpolation="nearest",
+        extent=(-0.5, len(wavelengths) - 0.5, 0, len(angle) / length),
+    )  # fmt: skip
+    axis.axhline(1, color=FIRST, linewidth=1.2)
+    axis.text(len(wavelengths) - 0.6, 0.97, "training ends", color=FIRST, ha="right", va="top")
+    _under_pairs(axis, wavelengths, length)
+    axis.set_ylabel("distance δ / L")
+    figure.colorbar(image, ax=axis, label="degrees from the nearest\nangle of training")
+    return figure
+
+
+def _under_pairs(axis, wavelengths, length):
+    """Columns are pairs, labelled by wavelength, with a line where the wavelength passes L."""
+    axis.set_xticks(range(len(wavelengths)), [f"{w:.0f}" for w in wavelengths])
+    axis.tick_params(axis="x", labelrotation=45, labelsize=9)
+    axis.set_xlabel("wavelength λ of the pair, in positions")
+    complete = sum(w <= length for w in wavelengths)
+    axis.axvline(complete - 0.5, color=FIRST, linewidth=1.2, linestyle=":")
+    _bare(axis)
+
+
+def decay_with_distance(delta, bound, ones, spread):
+    """The bound of the RoPE paper, beside what products of queries and keys do.
+
+    Args:
+        delta: (n,) distances. bound: (n,) the mean of |S_j|. ones: (n,) the score of q = k = 1.
+        spread: (n,) root mean square of the scores of random q and k. The last two in units of
+            their values at distance 0.
+    """
+    figure, (left, right) = _figure(2, 3.0)
+    left.plot(delta, bound, color=FIRST)
+    left.set(title="the paper's bound", xlabel="distance δ", ylabel="mean of |S| over the pairs")
+    left.set_ylim(0)
+    right.plot(delta, ones, color=FIRST)
+    right.plot(delta, spread, color=SECOND)
+    right.set(title="scores, in units of those at 0", xlabel="distance δ", ylim=(0, 1.35))
+    right.text(delta[-1], 1.06, "random q and k (rms)", color=SECOND, ha="right", va="bottom")
+    right.text(delta[-1], 0.52, "q and k all ones", color=FIRST, ha="right", va="bottom")
+    return figure
+
+
+def shares_of_pairs(shares, reach, wavelengths, length: int):
+    """The share of each pair in what each head does, a row a head, sorted by how far it looks.
+
+    Args:
+        shares: (heads, pairs). reach: (heads,) mean distances. wavelengths: (pairs,). length: L.
+    """
+    figure, (axis,) = _figure(1, 0.17 * len(shares) + 1.6)
+    order = np.argsort(reach)
+    image = axis.imshow(
+        100 * shares[order], aspect="auto", cmap=_SHADES, vmin=0, interpolation="nearest"
+    )
+    rows = np.unique(np.linspace(0, len(order) - 1, min(len(order), 9)).round().astype(int))
+    axis.set_yticks(rows, [f"{reach[order[row]]:.0f}" for row in rows])
+    axis.set_ylabel("heads, by the mean distance\nthat they look back")
+    _under_pairs(axis, wavelengths, length)
+    figure.colorbar(image, ax=axis, label="share of the variance (%)")
+    return figure
+
+
+def error_by_position(positions, errors):
+    """How far a score is off, at most, up to each position: a line for each precision.
+
+    Args:
+        positions: (n,) from 1 on. errors: name → (n,).
+    """
+    figure, (axis,) = _figure(1, 2.9)
+    for (name, error), colour in zip(errors.items(), (FIRST, *_WORDS[2:], SECOND), strict=True):
+        axis.loglog(positions, np.maximum.accumulate(error), color=colour, label=name)
+    axis.set(xlabel="position p", ylabel="largest error of a score\nup to p")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    figures.direct_labels(axis)
+    return figure
+
+
+# ---- ALiBi ---------------------------------------------------------------------------------------
+
+
+def slopes_of_heads(rows):
+    """Slopes on a logarithmic line, a row a rule.
+
+    Args:
+        rows: name → (n,) slopes; they are drawn from the top down.
+    """
+    figure, (axis,) = _figure(1, 0.42 * len(rows) + 0.9)
+    for place, slopes in enumerate(rows.values()):
+        axis.plot(slopes, np.full(len(slopes), place), "o", color=FIRST, markersize=7, alpha=0.75)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([2.0**-n for n in range(9)], ["1", *(f"1/{2**n}" for n in range(1, 9))])
+    axis.minorticks_off()
+    axis.tick_params(length=0)
+    axis.grid(axis="y", visible=False)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlabel("slope m")
+    return figure
+
+
+def misplaced_weight(lengths, relative, by_key):
+    """The share of attention that half precision moves to other keys, for two forms of a bias.
+
+    Args:
+        lengths: (n,). relative, by_key: name of a dtype → (n,) shares, one line each.
+    """
+    figure, (axis,) = _figure(1, 3.2)
+    for errors, form, colour in ((by_key, "+m·j", SECOND), (relative, "−m·(i−j)", FIRST)):
+        for (name, error), line in zip(errors.items(), ("-", "--"), strict=True):
+            axis.loglog(lengths, error, line, color=colour, label=f"{form} in {name}")
+    axis.set(xlabel="length T", ylabel="share of the weight\nthat goes elsewhere")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    figures.direct_labels(axis)
+    return figure
+
+
+def weight_within(distance, formula, measured):
+    """How much of the attention lies within a distance: lines by formula, dots of trained heads.
+
+    Args:
+        distance: (n,) of the lines. formula: name → (n,).
+        measured: name → (distances, (heads, their number)) of the same names.
+    """
+    figure, (axis,) = _figure(1, 3.2)
+    for (name, within), colour in zip(formula.items(), _WORDS, strict=True):
+        axis.plot(distance + 1, within, color=colour)
+        half = np.searchsorted(within, 0.55)
+        axis.text((distance[half] + 1) * 0.85, 0.56, name, color=colour, ha="right")
+        for x, heads in [measured[name]] if name in measured else []:
+            for head in heads:
+                axis.plot(x + 1, head, "o", color=colour, markersize=4, alpha=0.35)
+    axis.set(
+        xlabel="keys counted from the query back", ylabel="share of the weight", ylim=(0, 1.03)
+    )
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def reach_at_two_lengths(reach, lengths):
+    """The mean distance that each head looks back, in short windows and in long ones.
+
+    Args:
+        reach: encoding → (short, long), (heads,) each. lengths: of the two kinds of windows.
+    """
+    figure, (axis,) = _figure(1, 3.9)
+    looks = figures.looks(reach)
+    near = np.array([0.8, lengths[0]])
+    axis.loglog(near, near, color=QUIET, linewidth=1)
+    axis.axhline(lengths[1] / 2, color=QUIET, linewidth=1, linestyle=":")
+    axis.text(0.82, 1.1, "as far as before", color=QUIET, rotation=24, va="bottom")
+    axis.text(0.82, lengths[1] / 2 * 1.05, "the whole window alike", color=QUIET, va="bottom")
+    for name, (short, long) in reach.items():
+        look = looks[name]
+        axis.plot(short, long, look.marker, color=look.colour, alpha=0.75, label=look.label)
+    for way in (axis.xaxis, axis.yaxis):
+        way.set_major_formatter("{x:g}")
+    axis.set_xlabel(f"mean distance in windows of {lengths[0]}")
+    axis.set_ylabel(f"in windows of {lengths[1]}")
+    axis.legend(loc="lower right")
+    return figure
+
+
+def loss_of_more_context(panels):
+    """Mean perplexity of windows, and that of the tokens which longer windows add.
+
+    Args:
+        panels: title → (L, lengths, mean, added, sliding): `mean` (seeds, n) at each of the n
+            lengths; `added` (seeds, n − 1) between two of them; sliding (lengths, perplexities) or
+            None.
+    """
+    figure, axes = _figure(len(panels), 3.3)
+    for axis, (title, (L, lengths, mean, added, sliding)) in zip(axes, panels.items(), strict=True):
+        x = lengths / L
+        axis.plot(x, mean.mean(0), "o", color=FIRST, markersize=5)
+        axis.hlines(added.mean(0), x[:-1], x[1:], color=SECOND, linewidth=2.5)
+        if sliding is not None:
+            axis.plot(sliding[0] / L, sliding[1], "D", mfc="none", color=_WORDS[2], markersize=8)
+        axis.set(title=title, xlabel="length / L")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+    axes[0].set_ylabel("perplexity")
+    return figure
+
+
+def even_attention(weights, readings: dict):
+    """Even causal attention, its first column framed; and the position that each reading gives.
+
+    Args:
+        weights: (T, T) of a few tokens. readings: up to 3 names → (n,) positions read at 0 … n − 1.
+    """
+    figure, (left, right) = _figure(2, 3.4)
+    left.imshow(weights, cmap="Greys", vmin=0, vmax=2)
+    for (i, j), weight in np.ndenumerate(np.asarray(weights)):
+        if j <= i:
+            left.text(j, i, f"1/{round(1 / weight)}", ha="center", va="center")
+    T = len(weights)
+    left.add_patch(Rectangle((-0.47, -0.47), 0.94, T - 0.06, fill=False, ec=SECOND, lw=2))
+    names = ["start", *range(1, T)]
+    left.set_xticks(range(T), names)
+    left.set_yticks(range(T), names)
+    left.set(xlabel="key j", ylabel="query i")
+    _bare(left)
+    for (name, values), line in zip(readings.items(), (":", "--", "-"), strict=True):
+        right.plot(values, line, color=SECOND if line == "-" else QUIET, label=name)
+    right.set(xlabel="position i", ylabel="position read")
+    figures.direct_labels(right)
+    return figure
+
+
+def weights_by_distance(ours, theirs, slopes):
+    """Attention weights by distance: a line for each head, and dots of another model's.
+
+    Args:
+        ours, theirs: (H, n) at the distances 0 … n − 1; ours are the dots. slopes: H names.
+    """
+    figure, (axis,) = _figure(1, 3.0)
+    for head, name in enumerate(slopes):
+        shade = plt.get_cmap("cividis")(0.8 * head / max(1, len(slopes) - 1))
+        axis.semilogy(theirs[head], color=shade, label=f"m = {name}")
+        axis.semilogy(ours[head], "o", color=shade, markersize=3.5, label="_ours")
+    axis.set_ylim(1e-7, 2)
+    axis.set(xlabel="distance i − j", ylabel="weight")
+    figures.direct_labels(axis)
+    return figure
+
+
+def read_off_sizes(count, low, middle, high):
+    """How many tokens an average seems to be of, by its size, against how many: median and band.
+
+    Args:
+        count, low, middle, high: (n,) each.
+    """
+    figure, (axis,) = _figure(1, 3.2)
+    axis.loglog(count, count, ":", color=QUIET, label="true")
+    axis.fill_between(count, low, high, color=SECOND, alpha=0.18, linewidth=0)
+    axis.loglog(count, middle, color=SECOND, label="read")
+    axis.set(xlabel="tokens averaged, i + 1", ylabel="number read off the size")
+    figures.direct_labels(axis)
     return figure
