@@ -42,8 +42,13 @@ def run_study(name: str, profile: str) -> None:
     """Train and measure one study; write its results, its timings and where they came from."""
     study, place = studies.study(name), paths.results(profile)
     outcomes = runs.run(study.jobs(profile), name)
-    seconds = sum(o.training_seconds + o.measuring_seconds for o in outcomes)
     trained = [o.job.training for o in outcomes if o.job.training]
+    earlier = {t.key for t in _trainings(profile, before=name)}
+    seconds = sum(
+        o.measuring_seconds
+        + (o.training_seconds if o.job.training and o.job.training.key not in earlier else 0)
+        for o in outcomes
+    )
     asked = json.dumps([[t.key for t in trained], [o.job.settings for o in outcomes]])
     source = figures.provenance(
         study=name,
@@ -56,6 +61,12 @@ def run_study(name: str, profile: str) -> None:
     files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
     files.write_json(source, place / f"{name}_provenance.json")
     print(f"{name}: {len(outcomes)} runs, {seconds:.0f} core-seconds of {study.COST[profile]}")
+
+
+def _trainings(profile: str, before: str):
+    """The trainings of the studies before one: it uses their models and does not pay for them."""
+    for name in studies.STUDIES[: studies.STUDIES.index(before)]:
+        yield from (job.training for job in studies.study(name).jobs(profile) if job.training)
 
 
 def draw(profile: str) -> None:

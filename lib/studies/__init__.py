@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib import paths
 
-STUDIES = ("extrapolation",)
+STUDIES = ("extrapolation", "probes", "minilm", "conformance")  # a study may use models before it
 
 
 def study(name: str):

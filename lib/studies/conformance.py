@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from lib import adapters, conformance
+from lib import adapters, conformance, runs
 from lib.encodings import ENCODINGS
 
 OURS = "this repository"
@@ -25,27 +25,39 @@ QUICK_ENCODINGS = ("rope", "alibi")
 WORDS = {"passed": "passes", "failed": "fails", "not_applicable": "not applicable"}
 
 
-def run(profile: str) -> pd.DataFrame:
-    """`conformance.csv`: the matrix; of two encodings and one library in the quick profile."""
-    ours = [conformance.registered(name) for name in ENCODINGS]
-    theirs = adapters.subjects()
-    if profile == "quick":
-        ours = [subject for subject in ours if subject.name in QUICK_ENCODINGS]
-        theirs = [subject for subject in theirs if subject.library == QUICK]
-    return matrix([*ours, *theirs])
+def jobs(profile: str) -> list[runs.Job]:
+    """One for each subject; two encodings and one library in the quick profile."""
+    chosen = [
+        (library, name)
+        for library, name in subjects()
+        if profile != "quick"
+        or library == QUICK
+        or (library == OURS and name in QUICK_ENCODINGS)
+    ]
+    return [
+        runs.Job(None, __name__, {"library": library, "subject": name}, measure_tokens=1)
+        for library, name in chosen
+    ]
 
 
-def matrix(subjects) -> pd.DataFrame:
-    """One row for each subject and property: how far off it was, as measured.
+def subjects() -> dict:
+    """(library, name) → the subject: ours, then those of the libraries that are installed."""
+    ours = {(OURS, name): conformance.registered(name) for name in ENCODINGS}
+    return ours | {(subject.library, subject.name): subject for subject in adapters.subjects()}
 
-    Columns: library, version, subject, encoding (the name of ours that it corresponds to), seed
-    (always 0: the cases are the same in every run), property, family, verdict, error, tolerance
-    (of the case that was worst in units of it, among those met; the search stops soon after the
-    first failure), smallest (the arguments of the smallest failing case) and detail.
+
+def measure(decoder, training, settings: dict) -> list[dict]:
+    """The rows of one subject, one a property: how far off it was, as measured.
+
+    library, version, subject, encoding (the name of ours that it corresponds to), seed (always 0:
+    the cases are the same in every run), property, family, verdict, error, tolerance (of the case
+    that was worst in units of it, among those met; the search stops soon after the first failure),
+    smallest (the arguments of the smallest failing case) and detail.
     """
-    return pd.DataFrame(
+    subject = subjects()[settings["library"], settings["subject"]]
+    return [
         {
-            "library": getattr(subject, "library", OURS),
+            "library": settings["library"],
             "version": getattr(subject, "version", None) or importlib.metadata.version("torch"),
             "subject": subject.name,
             "encoding": getattr(subject, "encoding", subject.name),
@@ -53,14 +65,22 @@ def matrix(subjects) -> pd.DataFrame:
             "property": result.property,
             "family": result.family,
             "verdict": result.verdict,
-            "error": float(f"{result.error:.3g}"),
-            "tolerance": float(f"{result.tolerance:.3g}"),
+            "error": f"{result.error:.3g}",  # text, since JSON has no infinity
+            "tolerance": f"{result.tolerance:.3g}",
             "smallest": _written(result.smallest),
             "detail": result.detail,
         }
-        for subject in subjects
-        for result in map(lambda p, s=subject: _asked(s, p), conformance.PROPERTIES)
-    )
+        for result in (_asked(subject, p) for p in conformance.PROPERTIES)
+    ]
+
+
+MEASURING = (__name__, "lib.adapters", "lib.conformance.*")
+
+
+def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
+    """`conformance.csv`: the rows of `measure`, errors and tolerances as numbers."""
+    frame = pd.DataFrame(row for o in outcomes for row in o.rows)
+    return frame.astype({"error": float, "tolerance": float})
 
 
 def _asked(subject, property) -> conformance.Result:
