@@ -379,8 +379,8 @@ def weight_within(distance, formula, measured):
     figure, (axis,) = _figure(1, 3.2)
     for (name, within), colour in zip(formula.items(), _WORDS, strict=True):
         axis.plot(distance + 1, within, color=colour)
-        half = np.searchsorted(within, 0.55)
-        axis.text((distance[half] + 1) * 0.85, 0.56, name, color=colour, ha="right")
+        most = distance[np.searchsorted(within, 0.93)] + 1
+        axis.text(0.85 * most, 0.95, name, color=colour, ha="right", va="center")
         for x, heads in [measured[name]] if name in measured else []:
             for head in heads:
                 axis.plot(x + 1, head, "o", color=colour, markersize=4, alpha=0.35)
@@ -435,6 +435,10 @@ def loss_of_more_context(panels):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("perplexity")
+    words = (("windows", FIRST), ("tokens added", SECOND), ("sliding", _WORDS[2]))
+    for n, (word, colour) in enumerate(words):
+        place = {"transform": axes[0].transAxes, "ha": "right", "va": "top"}
+        axes[0].text(0.98, 0.98 - 0.09 * n, word, color=colour, **place)
     return figure
 
 

@@ -41,6 +41,39 @@ def test_an_arc_is_as_long_as_its_positions():
     assert angle[-1] - angle[0] == pytest.approx(2 * np.pi * 63 / 256)
 
 
+def test_the_arc_between_a_query_and_a_key_is_the_same_wherever_they_stand():
+    figure = pictures.turned_pairs(1j, 0.5, 0.3, [(0, 3), (40, 43)])
+    arcs = [axis.lines[-1].get_xydata() @ [1, 1j] for axis in figure.axes]
+    swept = [np.angle(arc[-1] / arc[0]) for arc in arcs]
+    assert swept == pytest.approx([np.pi / 2 - 0.9] * 2)
+
+
+def test_heads_are_sorted_by_their_reach_and_the_line_follows_the_last_complete_turn():
+    shares = np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]])
+    axis = pictures.shares_of_pairs(shares, np.array([30.0, 4.0]), np.array([6, 60, 600]), 64).axes[
+        0
+    ]
+    assert axis.images[0].get_array().tolist() == [[20, 30, 50], [90, 10, 0]]
+    assert axis.lines[0].get_xdata()[0] == 1.5
+
+
+def test_the_error_up_to_a_position_never_falls():
+    errors = {"a": np.array([1, 3, 2.0]), "b": np.array([2, 1, 5.0]), "c": np.array([1, 1, 1.0])}
+    lines = pictures.error_by_position(np.array([1, 2, 3]), errors).axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines[:2]] == [[1, 3, 3], [2, 2, 5]]
+
+
+def test_added_tokens_lie_between_the_lengths_that_they_tell_apart():
+    panel = (4, np.array([4, 8, 16]), np.array([[9, 8, 7.0]]), np.array([[7, 6.0]]), None)
+    axis = pictures.loss_of_more_context({"": panel}).axes[0]
+    bars = axis.collections[0].get_segments()
+    assert [bar.tolist() for bar in bars] == [[[1, 7], [2, 7]], [[2, 6], [4, 6]]]
+
+
+HALVES = 0.5 ** np.arange(4)
+SHARES = {"bfloat16": HALVES, "float16": HALVES / 8}
+
+
 @pytest.mark.parametrize(
     "draw",
     [
@@ -51,6 +84,24 @@ def test_an_arc_is_as_long_as_its_positions():
         lambda: pictures.arcs(WAVES[:5], 64),
         lambda: pictures.novelty_by_wavelength(WAVES, 1 / WAVES, 1 / WAVES, 64),
         lambda: pictures.coarse_wave(DISTANCES, np.sin(DISTANCES), np.cos(DISTANCES)),
+        lambda: pictures.turned_pairs(1, 0.5j, 0.35, [(0, 3), (10, 13), (57, 60)]),
+        lambda: pictures.unseen_angles(np.outer(DISTANCES, WAVES) % 180, WAVES, 64),
+        lambda: pictures.decay_with_distance(
+            DISTANCES, 99.0 - DISTANCES, HALVES[:1].repeat(101), np.ones(101)
+        ),
+        lambda: pictures.shares_of_pairs(np.eye(27, 16), np.arange(27), WAVES[:16], 64),
+        lambda: pictures.error_by_position(WAVES, {name: WAVES for name in "abc"}),
+        lambda: pictures.slopes_of_heads({"8 heads": HALVES, "6 heads": HALVES}),
+        lambda: pictures.misplaced_weight(2 ** np.arange(4), SHARES, SHARES),
+        lambda: pictures.weight_within(
+            DISTANCES, {n: DISTANCES / 100 for n in "abc"}, {"a": (DISTANCES[:3], np.eye(3))}
+        ),
+        lambda: pictures.reach_at_two_lengths(
+            {"rope": (WAVES, WAVES), "t5": (WAVES, WAVES)}, (64, 99)
+        ),
+        lambda: pictures.loss_of_more_context(
+            {"": (1, 2 ** np.arange(4), HALVES[None], HALVES[None, 1:], (WAVES, WAVES))}
+        ),
     ],
 )
 def test_every_picture_is_drawn_without_a_warning_and_stays_small(draw):
