@@ -21,7 +21,7 @@ ALiBi's weights. In the output layer, the token v of the vocabulary names the po
 
     logit_v = s √D (2 (v+1)(i+1) − (v+1)²) = s √D ((i+1)² − (v − i)²),   largest at v = i
 
-After Kazemnejad et al. 2023 (arXiv 2305.19466), theorems 1 and 2; there an MLP turns 1/(i+1) into i.
+After Kazemnejad et al. 2023 (arXiv 2305.19466), theorems 1 and 2; theirs has an MLP for i.
 """
 
 import torch

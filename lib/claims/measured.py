@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from lib import figures, paths
+from lib.claims import proofs
 from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly, judge
 from lib.encodings import build
 from lib.studies import extrapolation
@@ -342,3 +343,21 @@ def alibi_gain_is_the_evaluations(results, none: float) -> Parts:
         return parts
 
     return both(results, ask)
+
+
+# ---- no encoding ---------------------------------------------------------------------------------
+
+
+def mask_carries_position(results, deviation: float, chance: float) -> Parts:
+    """The construction; and the stream after the last block of models trained without encoding,
+    read by its channels and their squares: R² of the position above that of a constant."""
+    what, rows, found = "trained models, R² after the last block", results["probes"], None
+    if len(rows):
+        rows = rows[(rows["encoding"] == "nope") & (rows["quantity"] == "squares_r2")]
+        rows = rows[(rows["x"] == extrapolation.L) & (rows["layer"] == rows["layer"].max())]
+        found = figures.interval(rows["value"]) if len(rows) else None
+    words = "not measured"
+    if found:
+        words = f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f}, {found.n} seeds)"
+    trained = Part(what, judge(found, low=chance), words)
+    return [*proofs.position_from_the_mask(deviation), trained], []

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from lib import evaluation
+from lib import counting, evaluation
 from lib.attention import attend, causal_mask, plain
 from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly
 from lib.encodings import Encoding, build
 from lib.encodings.alibi import slopes
 from lib.encodings.rope import turn
 from lib.encodings.t5 import bucket
+from lib.probes.heads import heads
 
 SIZES = {"d_model": 64, "n_heads": 4, "max_length": 64}
 
@@ -378,3 +379,27 @@ def yarn(deviation: float) -> list[Part]:
                logits, q_turned @ k_turned.mT / t, deviation),
         _is("at s = 1 nothing is scaled", 0.1 * math.log(1.0) + 1 == 1),
     ]  # fmt: skip
+
+
+# ---- no encoding ---------------------------------------------------------------------------------
+
+
+def position_from_the_mask(deviation: float) -> list[Part]:
+    """Even attention finds the start token with weight 1/(i+1); a decoder whose weights are set by
+    hand names every position, and its second layer attends as ALiBi does."""
+    T, nope = 4096, _built("nope")
+    p, start = torch.arange(T), torch.zeros(1, 1, T, 1, dtype=torch.float64)
+    start[:, :, 0] = 1
+    y = attend(torch.zeros_like(start), torch.zeros_like(start), start, nope, p, p).flatten()
+    T = 512
+    model, tokens = counting.decoder(T), counting.sentence(T)
+    named = model(tokens)[0].argmax(-1)
+    ours = heads(model, tokens)[1].weights(T)
+    equal = torch.zeros(1, counting.H, T, T, dtype=torch.float64)
+    alibi = build("alibi", d_model=counting.D, n_heads=counting.H, max_length=T)
+    theirs = attend(equal, equal, torch.eye(T).double().expand_as(equal), alibi, p[:T], p[:T])
+    return [
+        _is("position 0 … 4095 from rounded 1/y", ((1 / y).round() - 1 == p).all()),
+        _is(f"a decoder that names each of {T} positions", (named == p[:T]).all()),
+        _equal("its second layer's weights and ALiBi's", ours, theirs, deviation),
+    ]
