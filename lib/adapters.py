@@ -225,6 +225,22 @@ def bloom_alibi(d_model, n_heads, max_length):
     return BloomAlibi(d_model, n_heads, max_length)
 
 
+class FalconAlibi(Counted):
+    """transformers: `build_alibi_tensor` of Falcon, + m·j as Bloom's, but in bfloat16, and added
+    before the division by √d: the bias after it is the √d-th part."""
+
+    def made(self, n_queries, n_keys, real, dtype):
+        from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+        real = torch.ones(1, n_keys) if real is None else real.long()
+        by_key = build_alibi_tensor(real, self.n_heads, dtype).unflatten(0, (-1, self.n_heads))
+        return _from_own(by_key / math.sqrt(self.d), n_queries)
+
+
+def falcon_alibi(d_model, n_heads, max_length):
+    return FalconAlibi(d_model, n_heads, max_length)
+
+
 class MptAlibi(Counted):
     """transformers: `build_mpt_alibi_tensor`, of MPT."""
 
@@ -286,6 +302,7 @@ def _theirs(options: dict) -> dict:
 # ---- subjects ------------------------------------------------------------------------------------
 
 BY_LENGTH = "its frequencies follow the length, and it takes no length"
+COUNTS = {"positions_of_any_dtype": "it counts positions itself"}
 
 
 def _dynamic(d_model, n_heads, max_length, **options):
@@ -311,17 +328,18 @@ def subjects() -> list[Foreign]:
            excused=dict.fromkeys(
                ("scores_depend_on_differences_alone", "phases_add_up",
                 "compiles_once_for_all_lengths", "scaling_keys_act_or_are_refused"), BY_LENGTH)),
-        of(theirs, "t5", "T5 bias", t5, multiple=1,
+        of(theirs, "t5", "T5 bias", t5, multiple=1, excused=COUNTS,
            options={"relative_attention_num_buckets": [16, 64],
                     "relative_attention_max_distance": [64, 256],
                     "is_decoder": [False]}),
-        of(theirs, "alibi", "Bloom ALiBi", bloom_alibi, multiple=1),
-        of(theirs, "alibi", "MPT ALiBi", MptAlibi, multiple=1,
+        of(theirs, "alibi", "Bloom ALiBi", bloom_alibi, multiple=1, excused=COUNTS),
+        of(theirs, "alibi", "Falcon ALiBi", falcon_alibi, multiple=1, excused=COUNTS),
+        of(theirs, "alibi", "MPT ALiBi", MptAlibi, multiple=1, excused=COUNTS,
            options={"alibi_bias_max": [4, 16]}),
         of(x, "rope", "RotaryEmbedding", x_rotary, multiple=4,
            options={"base": [5000, 20000], "interpolation_factor": [2.0],
                     "base_rescale_factor": [2.0], "use_xpos": [True]}),
-        of(x, "t5", "RelativePositionBias", x_t5, multiple=1,
+        of(x, "t5", "RelativePositionBias", x_t5, multiple=1, excused=COUNTS,
            options={"num_buckets": [16, 64], "max_distance": [64, 256], "causal": [False],
                     "scale": [1.0]}),
         of(x, "alibi", "AlibiPositionalBias", x_alibi, multiple=1,

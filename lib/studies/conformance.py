@@ -30,9 +30,7 @@ def jobs(profile: str) -> list[runs.Job]:
     chosen = [
         (library, name)
         for library, name in subjects()
-        if profile != "quick"
-        or library == QUICK
-        or (library == OURS and name in QUICK_ENCODINGS)
+        if profile != "quick" or library == QUICK or (library == OURS and name in QUICK_ENCODINGS)
     ]
     return [
         runs.Job(None, __name__, {"library": library, "subject": name}, measure_tokens=1)
@@ -103,7 +101,7 @@ def _written(case: dict | None) -> str:
 def cells(results: pd.DataFrame) -> pd.DataFrame:
     """Tidy: a panel a subject, x the property; value is log₁₀ of the error over its tolerance."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.log10(results["error"] / results["tolerance"])
+        excess = np.log10(results["error"].clip(lower=0) / results["tolerance"])
     return pd.DataFrame(
         {
             "panel": results["library"] + ": " + results["subject"],
@@ -129,13 +127,13 @@ SHADES = {"passed": "#cfe3f5", "failed": "#b23a08", "not_applicable": "#f7f7f7"}
 def draw_cells(frame: pd.DataFrame):
     """Rows are encodings, columns properties by family; the text is the error, as a power of 10."""
     rows, columns = list(dict.fromkeys(frame["panel"])), _by_family(frame)
-    figure, ax = plt.subplots(figsize=(0.43 * len(columns) + 3.4, 0.29 * len(rows) + 2.9))
+    figure, ax = plt.subplots(figsize=(0.32 * len(columns) + 3.2, 0.27 * len(rows) + 2.9))
     for panel, x, verdict, error in frame[["panel", "x", "verdict", "error"]].itertuples(False):
         i, j = rows.index(panel), columns.index(x)
         ax.add_patch(plt.Rectangle((j, i), 1, 1, facecolor=SHADES[verdict], edgecolor="white"))
         ink = {"failed": "white", "passed": "#234"}.get(verdict, "#bbb")
         words = _power(error) if verdict != "not_applicable" else "·"
-        ax.text(j + 0.5, i + 0.52, words, ha="center", va="center", fontsize=7.5, color=ink)
+        ax.text(j + 0.5, i + 0.52, words, ha="center", va="center", fontsize=6.5, color=ink)
     family = frame.drop_duplicates("x").set_index("x")["family"]
     names = [f"{family[c]}  {c.replace('_', ' ')}" for c in columns]
     ax.set_xticks(np.arange(len(columns)) + 0.5, names, rotation=90, fontsize=8)
@@ -148,7 +146,7 @@ def draw_cells(frame: pd.DataFrame):
         if family[columns[j]] != family[columns[j - 1]]:
             ax.axvline(j, color="#666666", lw=0.8)
     keys = [plt.Rectangle((0, 0), 1, 1, facecolor=SHADES[v], edgecolor="#999999") for v in WORDS]
-    figure.legend(keys, list(WORDS.values()), loc="outside upper right", ncols=3, fontsize=8.5)
+    figure.legend(keys, list(WORDS.values()), loc="outside upper center", ncols=3, fontsize=8.5)
     return figure
 
 
@@ -158,7 +156,7 @@ def _by_family(frame) -> list[str]:
 
 def _power(error: float) -> str:
     """An error in a cell: 0, ∞ (an exception, or a promise with no measure), or its power of 10."""
-    if error == 0:
+    if error <= 0:  # below 0: what should not grow falls
         return "0"
     if not np.isfinite(error):
         return "∞"
