@@ -490,6 +490,35 @@ def test_a_proof_fails_where_its_encoding_is_wrong(monkeypatch):
     assert combine(part.verdict for part in proofs.rope_adds_nothing()) == IN_PART
 
 
+def probed(values, layer=3):
+    """NOP-1 where trained models have these R² after `layer`, and 0.5 before it."""
+    key = {"encoding": "nope", "head": -1, "quantity": "squares_r2", "x": L}
+    rows = [key | {"seed": n, "layer": layer, "value": value} for n, value in enumerate(values)]
+    rows += [row | {"layer": layer - 1, "value": 0.5} for row in rows]
+    results = claims.Results("quick", {"probes": pd.DataFrame(rows)})
+    return claims.judged(LEDGER["NOP-1"], results)["verdict"]
+
+
+def test_a_decoder_without_encoding_must_be_built_and_found():
+    assert probed([0.05, 0.06, 0.07]) == HOLDS
+    assert probed([-0.05, -0.06, -0.07]) == IN_PART  # the construction still holds
+    assert probed([-0.05, 0.01, 0.07]) == probed([0.05]) == probed([]) == UNDECIDED
+
+
+def test_a_construction_that_does_not_count_is_refuted(monkeypatch):
+    whole = proofs.counting.decoder
+    monkeypatch.setattr(proofs.counting, "decoder", lambda length: whole(length, M=1e3))
+    words = [part.verdict for part in proofs.position_from_the_mask(1e-6)]
+    assert words == [HOLDS, HOLDS, REFUTED]  # the slopes bend, and the names stay
+    monkeypatch.setattr(proofs.counting, "sentence", lambda length: whole_words(length))
+    assert [part.verdict for part in proofs.position_from_the_mask(1e-6)][1:] == [REFUTED, REFUTED]
+
+
+def whole_words(length):
+    """Words without a start token."""
+    return proofs.torch.full((1, length), length + 1)
+
+
 def verdicts_of_a_wrong_rule(n):
     """S0's list."""
     return proofs.torch.tensor([2 ** (-i / n) for i in range(n, 0, -1)], dtype=proofs.torch.float64)
