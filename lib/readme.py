@@ -99,6 +99,9 @@ def costs() -> str:
             f"| {name} | {cost['quick']:,} | {cost['default']:,} | {cost['full']:,} "
             f"| {source['seconds']:,.0f} |"
         )
+    total = [sum(studies.study(n).COST[p] for n in studies.STUDIES) for p in paths.PROFILES]
+    minutes = " | ".join(f"{seconds / 2 / 60:,.0f} min" for seconds in total)
+    rows.append(f"| all, on two cores | {minutes} | |")
     return "\n".join(rows)
 
 
