@@ -497,3 +497,154 @@ def read_off_sizes(count, low, middle, high):
     axis.set(xlabel="tokens averaged, i + 1", ylabel="number read off the size")
     figures.direct_labels(axis)
     return figure
+
+
+# ---- learned tables ------------------------------------------------------------------------------
+
+
+def rows_read(positions, read, weights, length: int):
+    """Which rows of a learned table the positions read, and how two rows share those between them.
+
+    Args:
+        positions: (n,). read: name → (n,) the row, a fraction where it lies between two.
+        weights: (m, k) of the first k rows at the first m positions. length: rows of the table.
+    """
+    figure, (left, right) = _figure(2, 3.2)
+    for (name, rows), colour in zip(read.items(), (QUIET, _WORDS[2], SECOND), strict=True):
+        jumps = np.where(np.diff(rows, prepend=rows[0]) < 0, np.nan, rows)  # no line down
+        left.plot(positions, jumps, color=colour, label=name)
+    left.axhspan(length, positions[-1], color="#eeeeee", zorder=0)
+    left.text(0.03, 0.97, "rows that no training saw", transform=left.transAxes, va="top")
+    left.set(xlabel="position p", ylabel="row of the table")
+    left.set(xlim=(0, positions[-1]), ylim=(0, positions[-1]))
+    figures.direct_labels(left)
+    for row, weight in enumerate(weights.T):
+        colour = _WORDS[row % len(_WORDS)]
+        right.plot(weight, color=colour, marker="o", markersize=2.5, linewidth=1.2)
+        top = weight.argmax()
+        right.text(top, 1.03, f"row {row}", color=colour, ha="left" if not row else "center")
+    right.set(xlabel="position p", ylabel="share of the row", ylim=(0, 1.15))
+    return figure
+
+
+def table_cosines(cosines, curves):
+    """How alike the rows of a table are: all pairs of it, and the mean by distance of several.
+
+    Args:
+        cosines: (L, L), or None without that table.
+        curves: name → (distances as shares of the table's length, (tables, n) mean cosines).
+    """
+    figure, (left, right) = _figure(2, 3.3)
+    if cosines is None:
+        left.set_axis_off()
+    else:
+        image = left.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="antialiased")
+        figure.colorbar(image, ax=left, fraction=0.046, ticks=[-1, 0, 1], label="cosine")
+        left.set(xlabel="position", ylabel="position")
+        _bare(left)
+    for (name, (x, tables)), colour in zip(curves.items(), (SECOND, FIRST, QUIET), strict=False):
+        for number, means in enumerate(tables):
+            right.plot(x, means, color=colour, linewidth=1.2, label="_" if number else name)
+    right.axhline(0, color=QUIET, linewidth=0.8)
+    right.set(xlabel="distance δ / L", ylabel="mean cosine", ylim=(-1, 1))
+    right.legend(loc="lower left")
+    return figure
+
+
+def estimates(panels):
+    """Dots with their intervals, one row a name, one panel a quantity.
+
+    Args:
+        panels: title → (names, values, lows, highs); the panels have the same names.
+    """
+    rows = max(len(names) for names, *_ in panels.values())
+    figure, axes = _figure(len(panels), 0.33 * rows + 1.1)
+    for axis, (title, (names, value, low, high)) in zip(axes, panels.items(), strict=True):
+        place = np.arange(len(names))
+        axis.hlines(place, low, high, color=FIRST, linewidth=1.6)
+        axis.plot(value, place, "o", color=SECOND)
+        axis.set_yticks(place, names if axis is axes[0] else [""] * len(names))
+        axis.set(ylim=(len(names) - 0.5, -0.5), title=title)
+        axis.tick_params(length=0)
+        axis.grid(axis="y", visible=False)
+        axis.spines["left"].set_visible(False)
+    return figure
+
+
+# ---- relative bias -------------------------------------------------------------------------------
+
+
+def buckets(causal, both, length: int, max_distance: int):
+    """T5's bucket of each distance, for a decoder and for an encoder.
+
+    Args:
+        causal: (distances, buckets) from 1 on. both: (distances, buckets), ahead and behind.
+        length: L, where training ends. max_distance: from which on one bucket serves all.
+    """
+    figure, (left, right) = _figure(2, 3.1)
+    left.plot(*causal, ".", color=FIRST, markersize=3)
+    left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:g}")
+    for x, name, colour in ((length - 1, "training ends", SECOND), (max_distance, "", QUIET)):
+        left.axvline(x, color=colour, linewidth=1)
+        left.text(x * 0.92, 0.3, name, color=colour, rotation=90, ha="right", va="bottom")
+    left.set(title="decoder", xlabel="distance δ = i − j, logarithmic", ylabel="bucket")
+    behind = both[0] >= 0
+    right.plot(both[0][behind], both[1][behind], ".", color=FIRST, markersize=3)
+    right.plot(both[0][~behind], both[1][~behind], ".", color=_WORDS[2], markersize=3)
+    right.set(title="encoder", xlabel="distance δ = i − j")
+    right.text(0.97, 0.06, "keys behind", color=FIRST, transform=right.transAxes, ha="right")
+    right.text(0.03, 0.06, "keys ahead", color=_WORDS[2], transform=right.transAxes)
+    return figure
+
+
+def bias_of_heads(distance, bias, length: int):
+    """The learned bias of many heads by distance, and where training ended.
+
+    Args:
+        distance: (n,) from 0 on. bias: (heads, n). length: L.
+    """
+    figure, (axis,) = _figure(1, 3.4)
+    for head in bias:
+        axis.plot(distance, head, drawstyle="steps-mid", color=FIRST, linewidth=0.9, alpha=0.6)
+    axis.axvspan(length, distance[-1], color=SECOND, alpha=0.12, linewidth=0)
+    axis.text(length + 1, bias.max(), "past training", color=SECOND, va="top")
+    axis.axhline(0, color=QUIET, linewidth=0.8)
+    axis.set(xlabel="distance δ", ylabel="bias b(δ)", xlim=(-0.5, distance[-1]))
+    return figure
+
+
+def filled(lengths, as_trained, filled):
+    """Perplexity by length with the untrained buckets as they are, and filled.
+
+    Args:
+        lengths: (n,). as_trained, filled: (models, n).
+    """
+    figure, (axis,) = _figure(1, 3.0)
+    for models, colour, name in (
+        (as_trained, SECOND, "as trained"), (filled, FIRST, "untrained buckets filled")
+    ):  # fmt: skip
+        for number, values in enumerate(models):
+            axis.plot(lengths, values, "o-", color=colour, label="_" if number else name)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths, [f"{n}" for n in lengths])
+    axis.minorticks_off()
+    axis.set(xlabel="evaluation length (tokens)", ylabel="perplexity")
+    axis.legend()
+    return figure
+
+
+def terms_by_relation(relation, layers):
+    """What each relation earns a key, head by head: a panel a layer.
+
+    Args:
+        relation: (n,) r = j − i. layers: (layers, heads, n).
+    """
+    figure, axes = _figure(len(layers), 3.0)
+    for number, (axis, heads) in enumerate(zip(axes, layers, strict=True)):
+        axis.plot(relation, np.asarray(heads).T, color=FIRST, linewidth=0.9, alpha=0.6)
+        axis.axhline(0, color=QUIET, linewidth=0.8)
+        axis.set(title=f"layer {number + 1}", xlabel="relation j − i")
+        axis.sharey(axes[0])
+    axes[0].set_ylabel("mean key term, beside a far key")
+    return figure

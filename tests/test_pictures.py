@@ -70,6 +70,22 @@ def test_added_tokens_lie_between_the_lengths_that_they_tell_apart():
     assert [bar.tolist() for bar in bars] == [[[1, 7], [2, 7]], [[2, 6], [4, 6]]]
 
 
+def test_rows_that_are_read_again_are_not_joined_by_a_line_down():
+    rows = np.array([0, 1, 2, 0, 1, 2.0])
+    read = {"repeated": rows, "interpolated": rows / 4, "grown": np.arange(6.0)}
+    lines = pictures.rows_read(np.arange(6), read, np.eye(6, 2), 3).axes[0].lines
+    assert np.isnan(lines[0].get_ydata()).tolist() == [False] * 3 + [True] + [False] * 2
+
+
+def test_a_dot_stands_beside_its_name_and_within_its_interval():
+    panel = (["a", "b"], np.array([1, 2.0]), np.array([0, 1.5]), np.array([3, 2.5]))
+    axis = pictures.estimates({"x": panel}).axes[0]
+    assert [t.get_text() for t in axis.get_yticklabels()] == ["a", "b"]
+    assert axis.lines[0].get_xydata().tolist() == [[1, 0], [2, 1]]
+    bars = axis.collections[0].get_segments()
+    assert [bar.tolist() for bar in bars] == [[[0, 0], [3, 0]], [[1.5, 1], [2.5, 1]]]
+
+
 HALVES = 0.5 ** np.arange(4)
 SHARES = {"bfloat16": HALVES, "float16": HALVES / 8}
 
@@ -102,6 +118,16 @@ SHARES = {"bfloat16": HALVES, "float16": HALVES / 8}
         lambda: pictures.loss_of_more_context(
             {"": (1, 2 ** np.arange(4), HALVES[None], HALVES[None, 1:], (WAVES, WAVES))}
         ),
+        lambda: pictures.rows_read(
+            DISTANCES, {name: DISTANCES % 40 for name in "abc"}, np.eye(9, 3), 40
+        ),
+        lambda: pictures.table_cosines(np.eye(9), {"a": (HALVES, HALVES[None])}),
+        lambda: pictures.table_cosines(None, {n: (HALVES, HALVES[None]) for n in "abc"}),
+        lambda: pictures.estimates({n: (list("abcd"), HALVES, HALVES, HALVES) for n in "xyz"}),
+        lambda: pictures.buckets((DISTANCES, DISTANCES + 1), (DISTANCES - 50, DISTANCES), 9, 64),
+        lambda: pictures.bias_of_heads(DISTANCES, np.ones((9, 101)), 64),
+        lambda: pictures.filled(2 ** np.arange(4), np.eye(3, 4), np.eye(3, 4)),
+        lambda: pictures.terms_by_relation(np.arange(-16, 1), np.ones((3, 9, 17))),
     ],
 )
 def test_every_picture_is_drawn_without_a_warning_and_stays_small(draw):
