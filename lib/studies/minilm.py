@@ -39,7 +39,7 @@ LONGEST_SPEECHES = 16_384  # tokens of our corpus; each of these has more than L
 
 PROFILES = {
     "quick": {"pools": 1, "speeches": 3, "lengths": [SHORT]},
-    "default": {"pools": 2, "speeches": 8, "lengths": [SHORT]},
+    "default": {"pools": 2, "speeches": 7, "lengths": [SHORT]},
     "full": {"pools": 2, "speeches": 12, "lengths": [SHORT, 4096, LONG]},
 }
 COST = {"quick": 15, "default": 60, "full": 2400}
