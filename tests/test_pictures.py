@@ -128,6 +128,11 @@ SHARES = {"bfloat16": HALVES, "float16": HALVES / 8}
         lambda: pictures.bias_of_heads(DISTANCES, np.ones((9, 101)), 64),
         lambda: pictures.filled(2 ** np.arange(4), np.eye(3, 4), np.eye(3, 4)),
         lambda: pictures.terms_by_relation(np.arange(-16, 1), np.ones((3, 9, 17))),
+        lambda: pictures.even_attention(
+            np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None], {n: DISTANCES for n in "abc"}
+        ),
+        lambda: pictures.weights_by_distance(HALVES[None], HALVES[None], ["1/4"]),
+        lambda: pictures.read_off_sizes(WAVES, WAVES / 2, WAVES, WAVES * 2),
     ],
 )
 def test_every_picture_is_drawn_without_a_warning_and_stays_small(draw):
