@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from lib import adapters, conformance, runs
+from lib import adapters, conformance, figures, runs
 from lib.encodings import ENCODINGS
 
 OURS = "this repository"
@@ -104,7 +104,7 @@ def cells(results: pd.DataFrame) -> pd.DataFrame:
         excess = np.log10(results["error"].clip(lower=0) / results["tolerance"])
     return pd.DataFrame(
         {
-            "panel": results["library"] + ": " + results["subject"],
+            "panel": results["library"].replace(OURS, "ours") + ": " + results["subject"],
             "encoding": results["encoding"],
             "x": results["property"],
             "value": excess,
@@ -125,15 +125,20 @@ SHADES = {"passed": "#cfe3f5", "failed": "#b23a08", "not_applicable": "#f7f7f7"}
 
 
 def draw_cells(frame: pd.DataFrame):
-    """Rows are encodings, columns properties by family; the text is the error, as a power of 10."""
+    """Rows are encodings, columns properties by family; the text is the error, as a power of 10.
+
+    A cell without text was off by nothing.
+    """
     rows, columns = list(dict.fromkeys(frame["panel"])), _by_family(frame)
-    figure, ax = plt.subplots(figsize=(0.32 * len(columns) + 3.2, 0.27 * len(rows) + 2.9))
+    size = 0.3 * len(columns) + 3.0, 0.25 * len(rows) + 2.7
+    figure, ax = plt.subplots(figsize=size, FigureClass=figures.HouseFigure)
     for panel, x, verdict, error in frame[["panel", "x", "verdict", "error"]].itertuples(False):
         i, j = rows.index(panel), columns.index(x)
         ax.add_patch(plt.Rectangle((j, i), 1, 1, facecolor=SHADES[verdict], edgecolor="white"))
-        ink = {"failed": "white", "passed": "#234"}.get(verdict, "#bbb")
-        words = _power(error) if verdict != "not_applicable" else "·"
-        ax.text(j + 0.5, i + 0.52, words, ha="center", va="center", fontsize=6.5, color=ink)
+        if verdict != "not_applicable" and error > 0:
+            ink = "white" if verdict == "failed" else "#223344"
+            words = _power(error)
+            ax.text(j + 0.5, i + 0.52, words, ha="center", va="center", fontsize=7, color=ink)
     family = frame.drop_duplicates("x").set_index("x")["family"]
     names = [f"{family[c]}  {c.replace('_', ' ')}" for c in columns]
     ax.set_xticks(np.arange(len(columns)) + 0.5, names, rotation=90, fontsize=8)
@@ -155,9 +160,7 @@ def _by_family(frame) -> list[str]:
 
 
 def _power(error: float) -> str:
-    """An error in a cell: 0, ∞ (an exception, or a promise with no measure), or its power of 10."""
-    if error <= 0:  # below 0: what should not grow falls
-        return "0"
+    """An error in a cell: ∞ (an exception, or a promise with no measure), or its power of 10."""
     if not np.isfinite(error):
         return "∞"
     return f"e{np.floor(np.log10(error)):+.0f}" if error < 1 else f"{error:.0f}"
