@@ -30,6 +30,14 @@ def test_there_are_notebooks_to_check():
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_links_between_notebooks_and_to_files_lead_somewhere(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    prose = "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", prose)
+    assert [link for link in links if not (paths.NOTEBOOKS / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_a_committed_notebook_is_clean(path):
     assert notebooks.problems(path, cells=30 if path.stem[:2] in DERIVATIONS else None) == []
 
