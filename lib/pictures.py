@@ -528,17 +528,17 @@ def rows_read(positions, read, weights, length: int):
 
 
 def table_cosines(cosines, curves):
-    """How alike the rows of a table are: all pairs of it, and the mean by distance of several.
+    """How alike the rows of a table are: all pairs of some rows, and means by distance.
 
     Args:
-        cosines: (L, L), or None without that table.
+        cosines: (n, n) of the first rows of one table, or None without it.
         curves: name → (distances as shares of the table's length, (tables, n) mean cosines).
     """
     figure, (left, right) = _figure(2, 3.3)
     if cosines is None:
         left.set_axis_off()
     else:
-        image = left.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="antialiased")
+        image = left.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         figure.colorbar(image, ax=left, fraction=0.046, ticks=[-1, 0, 1], label="cosine")
         left.set(xlabel="position", ylabel="position")
         _bare(left)
@@ -547,12 +547,12 @@ def table_cosines(cosines, curves):
             right.plot(x, means, color=colour, linewidth=1.2, label="_" if number else name)
     right.axhline(0, color=QUIET, linewidth=0.8)
     right.set(xlabel="distance δ / L", ylabel="mean cosine", ylim=(-1, 1))
-    right.legend(loc="lower left")
+    right.legend(loc="upper right")
     return figure
 
 
 def estimates(panels):
-    """Dots with their intervals, one row a name, one panel a quantity.
+    """Dots with their intervals, one row a name, one panel a quantity, on one horizontal axis.
 
     Args:
         panels: title → (names, values, lows, highs); the panels have the same names.
@@ -568,6 +568,7 @@ def estimates(panels):
         axis.tick_params(length=0)
         axis.grid(axis="y", visible=False)
         axis.spines["left"].set_visible(False)
+        axis.sharex(axes[0])
     return figure
 
 
