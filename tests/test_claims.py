@@ -480,6 +480,14 @@ def test_a_proof_computed_here_gives_its_verdict(id):
     assert not re.search(r"\d\.\d{3}", row["measured"])
 
 
+def test_a_trained_bias_can_be_prepared_and_a_wrong_one_is_noticed(monkeypatch):
+    assert decided("REL-5", pd.DataFrame())["verdict_here"] == UNDECIDED  # memory is open
+    assert proofs.learned_bias_prepared_once(1e-12)[0].verdict == REFUTED
+    whole = proofs.toeplitz
+    monkeypatch.setattr(proofs, "toeplitz", lambda *a: whole(*a).roll(1, -1))
+    assert proofs.learned_bias_prepared_once(1e-12)[0].verdict == HOLDS
+
+
 def test_a_proof_fails_where_its_encoding_is_wrong(monkeypatch):
     monkeypatch.setattr(proofs, "slopes", lambda n: verdicts_of_a_wrong_rule(n))
     words = [part.verdict for part in proofs.alibi_slopes_of_8(1e-12)]

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from lib import counting, evaluation
-from lib.attention import attend, causal_mask, plain
-from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly
+from lib.attention import attend, causal_mask, plain, toeplitz
+from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED, Part, jointly
 from lib.encodings import Encoding, build
 from lib.encodings.alibi import slopes
 from lib.encodings.rope import turn
@@ -194,6 +194,22 @@ def t5_buckets() -> list[Part]:
     n = bucket(torch.arange(512)).unique().numel()
     verdict = HOLDS if n == 512 else REFUTED
     return [Part("values for the distances 0 … 511", verdict, f"{n}")]
+
+
+def learned_bias_prepared_once(deviation: float) -> list[Part]:
+    """T5's bias, once trained, is a constant: made before any input, from 2T − 1 numbers a head, it
+    gives what it gives when made at each call. What it takes in memory is not asked here."""
+    T, t5 = 200, _built("t5")
+    positions = torch.arange(T)
+    prepared = toeplitz(t5, T, T)
+    outputs = [
+        [attend(*qkv, t5, positions, positions, bias=bias) for qkv in (_qkv(T), _qkv(T, seed=5))]
+        for bias in (None, prepared)
+    ]
+    at_each_call, once = (torch.stack(both) for both in outputs)
+    same = _equal("outputs, prepared once and made at each call", once, at_each_call, deviation)
+    cannot = REFUTED if same.verdict == HOLDS else HOLDS
+    return [same._replace(verdict=cannot), Part("memory", UNDECIDED, "not measured yet")]
 
 
 # ---- RoPE ----------------------------------------------------------------------------------------
