@@ -561,6 +561,8 @@ def estimates(panels):
     figure, axes = _figure(len(panels), 0.33 * rows + 1.1)
     for axis, (title, (names, value, low, high)) in zip(axes, panels.items(), strict=True):
         place = np.arange(len(names))
+        if axis is not axes[0]:
+            axis.sharex(axes[0])
         axis.hlines(place, low, high, color=FIRST, linewidth=1.6)
         axis.plot(value, place, "o", color=SECOND)
         axis.set_yticks(place, names if axis is axes[0] else [""] * len(names))
@@ -568,7 +570,6 @@ def estimates(panels):
         axis.tick_params(length=0)
         axis.grid(axis="y", visible=False)
         axis.spines["left"].set_visible(False)
-        axis.sharex(axes[0])
     return figure
 
 
@@ -643,9 +644,10 @@ def terms_by_relation(relation, layers):
     """
     figure, axes = _figure(len(layers), 3.0)
     for number, (axis, heads) in enumerate(zip(axes, layers, strict=True)):
+        if number:
+            axis.sharey(axes[0])
         axis.plot(relation, np.asarray(heads).T, color=FIRST, linewidth=0.9, alpha=0.6)
         axis.axhline(0, color=QUIET, linewidth=0.8)
         axis.set(title=f"layer {number + 1}", xlabel="relation j − i")
-        axis.sharey(axes[0])
     axes[0].set_ylabel("mean key term, beside a far key")
     return figure

@@ -86,6 +86,15 @@ def test_a_dot_stands_beside_its_name_and_within_its_interval():
     assert [bar.tolist() for bar in bars] == [[[0, 0], [3, 0]], [[1.5, 1], [2.5, 1]]]
 
 
+def test_panels_on_one_axis_show_all_of_every_panel():
+    heads = np.ones((1, 17))
+    low, high = pictures.terms_by_relation(np.arange(-16, 1), [heads, 9 * heads]).axes[1].get_ylim()
+    assert low < 1 < 9 < high
+    panels = {n: (["a"], *([np.array([n])] * 3)) for n in (1, 9)}
+    low, high = pictures.estimates(panels).axes[0].get_xlim()
+    assert low < 1 < 9 < high
+
+
 HALVES = 0.5 ** np.arange(4)
 SHARES = {"bfloat16": HALVES, "float16": HALVES / 8}
 
