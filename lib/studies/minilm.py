@@ -42,6 +42,7 @@ PROFILES = {
     "default": {"pools": 2, "speeches": 7, "lengths": [SHORT]},
     "full": {"pools": 2, "speeches": 12, "lengths": [SHORT, 4096, LONG]},
 }
+# Core-seconds, measured; "full" is reckoned from the operations of longer passages, not run yet.
 COST = {"quick": 15, "default": 60, "full": 2400}
 MEASURING = (__name__, "lib.probes.minilm", "lib.corpus")
 
