@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nbformat
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 from lib import files, paths
 
@@ -79,6 +80,8 @@ def refresh(names=None):
 
 def normalised(notebook):
     """The notebook's text without what changes from run to run or from machine to machine."""
+    # A stream comes in one piece or several, as it happens.
+    notebook, _ = CoalesceStreamsPreprocessor().preprocess(notebook, {})
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")

@@ -312,10 +312,11 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     began = time.perf_counter()
     model = decoder(job.training) if job.training else None
     rows = study.measure(model, job.training, job.settings)
-    saved = {"key": key, "rows": rows, "seconds": time.perf_counter() - began}
-    files.write_json(saved, path)
+    seconds = time.perf_counter() - began
+    files.write_json({"key": key, "rows": rows, "seconds": seconds}, path)
     _report(job.measure_tokens)
-    return saved, "measured"
+    # As the next call will read them: the same bytes whether measured now or used again.
+    return json.loads(path.read_text(encoding="utf-8")), "measured"
 
 
 @functools.cache

@@ -62,6 +62,7 @@ def test_a_finished_run_is_used_again_and_says_so():
     assert first.measured == "measured"
     assert second.trained.startswith("used again") and second.measured.startswith("used again")
     assert (first.rows, first.losses) == (second.rows, second.losses)
+    assert [list(row) for row in first.rows] == [list(row) for row in second.rows]
 
 
 def _edit_record(**changes):

@@ -75,9 +75,15 @@ def measure(decoder, training, settings: dict) -> list[dict]:
 MEASURING = (__name__, "lib.adapters", "lib.conformance.*")
 
 
+COLUMNS = [
+    "library", "version", "subject", "encoding", "seed", "property", "family", "verdict", "error",
+    "tolerance", "smallest", "detail",
+]  # fmt: skip
+
+
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     """`conformance.csv`: the rows of `measure`, errors and tolerances as numbers."""
-    frame = pd.DataFrame(row for o in outcomes for row in o.rows)
+    frame = pd.DataFrame([row for o in outcomes for row in o.rows], columns=COLUMNS)
     return frame.astype({"error": float, "tolerance": float})
 
 

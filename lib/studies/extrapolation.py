@@ -64,7 +64,7 @@ SLIDING_BLOCK = 128
 BIN = 32  # positions averaged in the loss by position
 
 # Core-seconds, measured on two cores (training and measuring, one thread a run).
-COST = {"quick": 110, "default": 2900, "full": 40_000}
+COST = {"quick": 100, "default": 2400, "full": 40_000}
 
 
 def jobs(profile: str) -> list[runs.Job]:
@@ -160,7 +160,8 @@ def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
         for o in outcomes
         for row in o.rows
     ]
-    frame = pd.DataFrame(rows)
+    columns = ["encoding", "seed", "train_length", "evaluation", "length", "nll", "tokens"]
+    frame = pd.DataFrame(rows, columns=columns)
     frame["perplexity"] = np.exp(frame["nll"])
     return frame
 

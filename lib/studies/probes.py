@@ -14,7 +14,7 @@ from lib.probes import pairs, position, reach, relative, tables
 from lib.studies import extrapolation
 
 # Core-seconds, measured on two cores, beyond the training of the models.
-COST = {"quick": 20, "default": 200, "full": 400}
+COST = {"quick": 10, "default": 70, "full": 150}
 
 SETTINGS = {
     "quick": {"windows": 8},
@@ -53,12 +53,16 @@ MEASURING = (measure, "lib.probes.*")
 
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
-    """`probes.csv`: columns encoding, seed, layer, head, quantity, x, value."""
-    return pd.DataFrame(
+    """`probes.csv`: COLUMNS, one row a measurement."""
+    rows = [
         {"encoding": o.job.training.encoding, "seed": o.job.training.seed, **row}
         for o in outcomes
         for row in o.rows
-    )
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+COLUMNS = ["encoding", "seed", "layer", "head", "quantity", "x", "value"]
 
 
 FIGURES: dict = {}
