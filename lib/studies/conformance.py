@@ -8,6 +8,7 @@ precision, a cast module, a compiled one …), and nothing about a library's qua
 """
 
 import importlib.metadata
+import logging
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -52,6 +53,8 @@ def measure(decoder, training, settings: dict) -> list[dict]:
     that was worst in units of it, among those met; the search stops soon after the first failure),
     smallest (the arguments of the smallest failing case) and detail.
     """
+    # The compiler warns of every graph break; the property counts them instead.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     subject = subjects()[settings["library"], settings["subject"]]
     return [
         {
