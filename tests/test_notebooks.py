@@ -131,7 +131,7 @@ FAULTS = {
         "folder of one machine: /Users/me/x",
     ),
     "a path in prose": (set_("source", "See `/tmp/x`.", cell=2), "machine: /tmp/x"),
-    "a path in code": (set_("source", 'open("/work/x")'), "machine: /work/x"),
+    "a path in code": (set_("source", 'open("/root/x")'), "machine: /root/x"),
     "a Windows path": (set_("source", r'open(r"C:\Users\me")'), r"machine: C:\Users\me"),
     "an id twice": (set_("id", "draw", cell=4), "2 cells have the id draw"),
     "no ids": (without_ids, "5 cells have the id None"),
