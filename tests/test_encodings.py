@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusing import refuses
 
 from lib.encodings import ENCODINGS, Encoding, build, register
 from lib.encodings.alibi import slopes
@@ -40,16 +41,6 @@ def draw(*shape, seed=0, dtype=torch.float64):
 def exact(numbers):
     """A tensor of Python's floats as they are, in float64."""
     return torch.tensor(numbers, dtype=torch.float64)
-
-
-def refuses(call, *words):
-    """The call raises ValueError with one sentence that holds these words."""
-    with pytest.raises(ValueError) as error:
-        call()
-    message = str(error.value)
-    assert message.endswith(".") and "\n" not in message
-    for word in words:
-        assert word in message
 
 
 def every_door(encoding, x, q, k, weights, positions, length=None):

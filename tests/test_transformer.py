@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import refuses
 
 from lib.encodings import ENCODINGS
 from lib.transformer import Cache, Config, Decoder
@@ -38,16 +39,6 @@ def draw_tokens(batch, n, seed=0):
 
 def close(x, y):
     torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
-
-
-def refuses(call, *words):
-    """The call raises ValueError with one sentence that holds these words."""
-    with pytest.raises(ValueError) as error:
-        call()
-    message = str(error.value)
-    assert message.endswith(".") and "\n" not in message
-    for word in words:
-        assert word in message
 
 
 # --- cached decoding ----------------------------------------------------------------------------
