@@ -1,8 +1,10 @@
 """The ledger is whole, verdicts follow from numbers, and each test of a claim decides as it should
 on results made to hold, to be refuted and to straddle."""
 
+import importlib
 import inspect
 import math
+import pkgutil
 import re
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import claims, paths
-from lib.claims import entries, proofs, verdicts
+from lib.claims import entries, measured, proofs, verdicts
 from lib.claims.verdicts import (
     HOLDS,
     IN_PART,
@@ -149,14 +151,17 @@ def test_the_ledger_holds_every_claim_of_the_survey():
 
 def test_every_test_decides_a_claim():
     used = {entry.test for entry in LEDGER.values()}
-    for module in (proofs, entries.measured):
+    names = [m.name for m in pkgutil.iter_modules(claims.__path__)]
+    modules = [importlib.import_module(f"lib.claims.{name}") for name in names]
+    modules = [m for m in modules if m.__name__ not in (entries.__name__, verdicts.__name__)]
+    for module in modules:
         for name, thing in vars(module).items():
             own = getattr(thing, "__module__", None) == module.__name__ and callable(thing)
             helper = name[0] == "_" or name[0].isupper() or name in HELPERS
             if own and not helper:
                 test = f"{module.__name__.rpartition('.')[2]}.{name}"
                 # or it is half of a test there that also measures
-                assert test in used or f"{test}(" in inspect.getsource(entries.measured)
+                assert test in used or any(f"{test}(" in inspect.getsource(m) for m in modules)
 
 
 HELPERS = {"here", "paper", "both", "paired", "percent", "times", "tokens"}
@@ -454,13 +459,13 @@ def test_a_published_table_that_changes_changes_the_verdict(tmp_path, monkeypatc
         text = text.replace("512,1024,nonoverlapping,18.81", "512,1024,nonoverlapping,20.81")
         (tmp_path / name).write_text(re.sub(r",sinusoidal,[\d.]+,", ",sinusoidal,20.00,", text))
     monkeypatch.setattr(paths, "PUBLISHED", tmp_path)
-    for cached in (extrapolation.published, entries.measured.paper):
+    for cached in (extrapolation.published, measured.paper):
         cached.cache_clear()
     try:
         changed = [decided(id, pd.DataFrame())["verdict_published"] for id in ("SIN-2", "ALI-5")]
     finally:
         monkeypatch.undo()
-        for cached in (extrapolation.published, entries.measured.paper):
+        for cached in (extrapolation.published, measured.paper):
             cached.cache_clear()
     assert changed == [REFUTED, REFUTED]
 

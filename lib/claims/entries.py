@@ -1,6 +1,7 @@
 """The rows of data/claims.toml, checked as they are read."""
 
 import dataclasses
+import importlib
 import inspect
 import tomllib
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lib import paths
-from lib.claims import measured, proofs
 from lib.claims.verdicts import WORDS
 
 PATH = paths.DATA / "claims.toml"
@@ -27,8 +27,9 @@ class Entry:
         kind: proof obligation (exact), runs here (measured, cost), a paper's own table (published),
             a fact about a model or paper (record), or a table of several claims (all).
         regime: the setting that the claim is about.
-        test: the function that decides it, "proofs.NAME" or "measured.NAME"; it takes the keys of
-            `tolerance` by name. None: `needs` says what a decision takes, or `verdict` gives it.
+        test: the function that decides it, "proofs.NAME", or "MODULE.NAME" of another module of this
+            package, which is given the results first; it takes the keys of `tolerance` by name.
+            None: `needs` says what a decision takes, or `verdict` gives it.
         expected: what the claim needs to hold; {key} stands for a tolerance.
         because: why these tolerances.
         verdict, found: the word that the sources alone give, and what they say.
@@ -80,15 +81,17 @@ class Entry:
     @property
     def measures(self) -> bool:
         """Whether the test reads results."""
-        return bool(self.test) and self.test.startswith("measured.")
+        return bool(self.test) and not self.test.startswith("proofs.")
 
     @property
     def function(self) -> Callable:
         """The test itself."""
         module, _, name = self.test.partition(".")
-        module = {"proofs": proofs, "measured": measured}.get(module)
-        function = getattr(module, name, None)
-        own = inspect.isfunction(function) and function.__module__ == module.__name__
+        try:
+            function = getattr(importlib.import_module(f"lib.claims.{module}"), name, None)
+        except ImportError:
+            function = None
+        own = inspect.isfunction(function) and function.__module__ == f"lib.claims.{module}"
         self._check(own and not name.startswith("_"), f"there is no test {self.test!r}")
         return function
 
