@@ -47,6 +47,7 @@ LOOKS = {
     "rope": Look("RoPE", "#0055b2", "D"),
     "alibi": Look("ALiBi", "#b23a08", "P"),
     "nope": Look("NoPE", "#8a4480", "X"),
+    "rope_random": Look("RoPE, drawn positions", "#58b4e8", "d", "--"),
     "sinusoidal2d": Look("sinusoidal, 2D", "#333333", "o", "--"),
     "learned2d": Look("learned, 2D", "#f0901e", "s", "-."),
     "rope2d_axial": Look("RoPE, axial", "#0055b2", "D", "--"),
@@ -60,7 +61,12 @@ LOOKS = {
     "ntk_by_parts": Look("NTK by parts", "#55c5a0", "v"),
     "yarn": Look("YaRN", "#f078d0", "s"),
     "llama3": Look("Llama 3", "#65206a", "X"),
+    "ntk_by_parts_scaled": Look("NTK by parts, β for L", "#55c5a0", "v", ":"),
+    "yarn_scaled": Look("YaRN, β for L", "#f078d0", "s", ":"),
     "longrope": Look("LongRoPE", "#333333", "P"),
+    "raised_base": Look("raised base", "#6a8f00", "h", "-."),
+    "log_n": Look("log n", "#58b4e8", "*", ":"),
+    "ntk_log_n": Look("NTK-aware and log n", "#9bb05a", "*", ":"),
 }
 LABELS = {name: look.label for name, look in LOOKS.items()}
 COLOURS = {name: look.colour for name, look in LOOKS.items()}
