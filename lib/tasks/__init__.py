@@ -76,13 +76,15 @@ def held_out(inputs) -> np.ndarray:
 
 
 def training_batch(task: Task, seed: int, step: int, size: int, longest: int) -> Batch:
-    """`size` instances with lengths uniform in 1 … longest, none of them held out.
+    """`size` instances of the lengths n = 1 … longest, none of them held out; n comes with a
+    probability proportional to n, since long instances are harder and there are more of them.
 
     A function of the arguments alone.
     """
     check_whole(size=size, longest=longest)
     rng = np.random.default_rng([seed, step])
-    counts = rng.multinomial(size, [1 / longest] * longest)
+    weights = np.arange(1, longest + 1)
+    counts = rng.multinomial(size, weights / weights.sum())
     drawn = [_draw(task, rng, n + 1, count, False) for n, count in enumerate(counts) if count]
     return _batch(drawn)
 
