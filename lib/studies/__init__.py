@@ -12,7 +12,16 @@ import pandas as pd
 from lib import paths
 
 # A study may use models of those before it.
-STUDIES = ("extrapolation", "probes", "minilm", "extension", "longrope", "conformance", "generalization")
+STUDIES = (
+    "extrapolation",
+    "probes",
+    "minilm",
+    "real_model",
+    "extension",
+    "longrope",
+    "conformance",
+    "generalization",
+)
 
 
 def study(name: str):
