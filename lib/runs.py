@@ -73,7 +73,7 @@ class Job:
             `measure(None, None, settings)` is asked.
         measure: the module of a study; its function `measure(decoder, training, settings)` gives
             rows, each a dict of numbers and names. MEASURING there names the code that the rows
-            depend on: functions, and modules by name (`package.*` for all of a package).
+            depend on: functions, modules by name (`package.*` for all of a package), constants.
         settings: what to measure, in plain JSON values.
         measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
             serves the estimate of the time left.
@@ -325,9 +325,13 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
 
 @functools.cache
 def code_hash(parts: tuple) -> str:
-    """SHA-256 of code, comments apart: functions, and modules by name (`package.*`: all of one)."""
+    """SHA-256 of code, comments apart: functions, modules by name (`package.*`: all of one), and
+    tuples of constants."""
     sources = []
     for part in parts:
+        if isinstance(part, tuple):
+            sources.append(repr(part))
+            continue
         if callable(part):
             sources.append(textwrap.dedent(inspect.getsource(part)))
             continue

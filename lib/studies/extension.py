@@ -279,7 +279,12 @@ def repeat(model, method: str, settings: dict) -> list[dict]:
     return rows
 
 
-MEASURING = (__name__, "lib.extending", "lib.probes.heads", "lib.training")
+MEASURING = (
+    measure, zero_shot, reference, fine_tune, inside, local, last_seen, entropy, repeat, _loss,
+    _row, "lib.extending", "lib.probes.heads", "lib.training",
+    (BLOCK, BATCH_TOKENS, RATE, BINS, DISTANCES, SEGMENT, WITHIN, OF_ENTROPY),
+    tuple((name, repr(options(4))) for name, options in METHODS.items()),
+)  # fmt: skip
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -355,16 +360,31 @@ DRAWN = (
 
 
 def draw_reached(frame: pd.DataFrame):
+    """PI leaves the axes, which would hide the others; its values stand where it leaves."""
     figure, axes = figures.canvas(2)
     frame = frame[frame["encoding"].isin(DRAWN)]
     for ax, panel in zip(axes, (GAIN_PANEL, COST_PANEL), strict=True):
-        figures.curves(ax, frame[frame["panel"] == panel])
+        rows = frame[frame["panel"] == panel]
+        figures.curves(ax, rows)
         _factors(ax, sorted(frame["x"].unique()))
+        others = rows[rows["encoding"] != "linear"]
+        if not others.empty:
+            _cut(ax, rows, others[["value", "high"]].max(axis=None), others["value"].min())
         ax.set(title=panel, xlabel="factor s that the method is set for")
         figures.direct_labels(ax)
-    axes[1].sharey(axes[0])
     axes[0].set_ylabel("perplexity on held-out speeches")
+    axes[1].set_ylabel("(a finer scale)")
     return figure
+
+
+def _cut(ax, rows: pd.DataFrame, highest: float, lowest: float):
+    """End the axis a little above `highest`, and write at its top what lies beyond."""
+    room = 0.06 * (highest - lowest)
+    ax.set_ylim(lowest - 2 * room, highest + 3 * room)
+    for _, row in rows[rows["value"] > highest + 3 * room].iterrows():
+        colour = figures.COLOURS[row["encoding"]]
+        place = {"xytext": (0, -12), "textcoords": "offset points", "va": "top", "ha": "center"}
+        ax.annotate(f"{row['value']:.0f} ↑", (row["x"], highest + 3 * room), color=colour, **place)
 
 
 def draw_tuned(frame: pd.DataFrame):
@@ -382,23 +402,26 @@ def draw_tuned(frame: pd.DataFrame):
     return figure
 
 
-PANELS_WITHIN = {
-    "nll_by_tokens_before": "tokens before the target, up to",
-    "nll_by_last_occurrence": "tokens back to its last occurrence, up to",
+PANELS_WITHIN = {  # panel → (label, the first bin drawn: nearer ones hold too few targets)
+    "nll_by_tokens_before": ("tokens before the target, up to", 1),
+    "nll_by_last_occurrence": ("tokens back to its last occurrence, up to", 8),
 }
 
 
 def draw_changed_within(frame: pd.DataFrame):
     figure, axes = figures.canvas(2)
-    for ax, (panel, label) in zip(axes, PANELS_WITHIN.items(), strict=True):
-        rows = frame[(frame["panel"] == panel) & (frame["x"] > 0)]
+    for ax, (panel, (label, least)) in zip(axes, PANELS_WITHIN.items(), strict=True):
+        rows = frame[(frame["panel"] == panel) & (frame["x"] >= least)]
         figures.curves(ax, rows)
         _factors(ax, sorted(rows["x"].unique()))
         ax.axhline(0, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set(xlabel=label)
         figures.direct_labels(ax)
-    axes[1].sharey(axes[0])
-    axes[0].set_ylabel("loss within L, over the unscaled model's (nats)")
+    known = frame.loc[frame["x"] > 0, ["value", "low", "high"]]
+    room = 0.04 * (known.max(axis=None) - known.min(axis=None))
+    for ax in axes:
+        ax.set_ylim(known.min(axis=None) - room, known.max(axis=None) + room)
+    axes[0].set_ylabel("loss within L, over the\nunscaled model's (nats)")
     return figure
 
 
