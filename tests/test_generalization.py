@@ -192,13 +192,13 @@ def test_a_loss_that_is_not_finite_says_what_to_do(monkeypatch):
 def test_the_profiles_hold_what_the_claims_need():
     for profile, seeds in (("default", 3), ("full", 3)):
         p = study.PROFILES[profile]
-        assert set(p["encodings"]) == set(study.ENCODINGS) and len(set(p["seeds"])) >= seeds
-        assert "copy" in p["tasks"]
-    assert set(study.PROFILES["full"]["tasks"]) == set(tasks.TASKS)
+        assert set(p["encodings"]) == set(study.SURVEY) and len(set(p["seeds"])) >= seeds
+        assert "copy" in p["drawn"] and set(p["drawn"]) <= set(p["steps"])
+    assert set(study.PROFILES["full"]["steps"]) == set(tasks.TASKS)
     assert max(study.LENGTHS) == 3 * study.L and study.L in study.LENGTHS
     for p in study.PROFILES.values():
         assert p["sizes"]["longest"] == study.L
-        assert all(tasks.task(t).tokens(3 * study.L) for t in p["tasks"])
+        assert all(tasks.task(t).tokens(3 * study.L) for t in p["steps"])
 
 
 def test_the_papers_ranks_are_read_as_they_are_printed():
