@@ -53,6 +53,8 @@ LOOKS = {
     "rope2d_axial": Look("RoPE, axial", "#0055b2", "D", "--"),
     "rope2d_mixed": Look("RoPE, mixed", "#58b4e8", "d", "--"),
     "alibi2d": Look("ALiBi, 2D", "#b23a08", "P", "--"),
+    "rope_raster": Look("RoPE, raster", "#0055b2", "D", ":"),
+    "alibi2d_directional": Look("ALiBi, directional", "#b23a08", "P", "-."),
     # Scalings of RoPE; unscaled, it is RoPE.
     "none": Look("unscaled", "#0055b2", "D"),
     "linear": Look("PI", "#7d7078", "o"),
