@@ -3,8 +3,10 @@
 Question: what does each way of extending RoPE cost inside the old context, what does it gain past
 it, and at which factor?
 
-Nothing is trained. Three things are measured, as losses of tokens:
+Nothing is trained. Four things are measured, as losses of tokens:
 
+    layout    512 tokens with W_q and W_k read in the layout of the file, and in the other: a check
+              that the model is read right.
     long      one text from its beginning to past L, by blocks of targets: none, PI, NTK, YaRN.
     short     the beginnings of several messages, far inside L, at several factors: what a factor
               costs whoever does not need it.
@@ -27,6 +29,7 @@ import pandas as pd
 import torch
 
 from lib import corpus, figures, runs, smollm2
+from lib.encodings.rope import LAYOUTS
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +44,16 @@ def _at(factors, *methods) -> list[list]:
     return [["none", 1.0], *([method, float(s)] for method in methods for s in factors)]
 
 
+LAYOUT = {"message": "1919-Wilson-1", "length": 511, "methods": [[x, 1.0] for x in LAYOUTS]}
+
 # What each part reads, how many tokens of it, and with which methods; a part left out is not run.
 PROFILES = {
     "quick": {
+        "layout": LAYOUT,
         "long": {"messages": [YOUNG], "length": 512, "methods": _at([2], "linear", "yarn")},
     },
     "default": {
+        "layout": LAYOUT,
         "long": {
             "messages": [YOUNG],
             "length": 12_288,
@@ -59,6 +66,7 @@ PROFILES = {
         },
     },
     "full": {
+        "layout": LAYOUT,
         "long": {
             "messages": ["1835-Jackson-1", "1885-Cleveland-1", "1910-Taft-1"],
             "length": 16_384,
@@ -77,7 +85,7 @@ PROFILES = {
     },
 }
 # Core-seconds, measured; "full" is reckoned from its operations, not run yet.
-COST = {"quick": 30, "default": 780, "full": 16_000}
+COST = {"quick": 30, "default": 770, "full": 16_000}
 
 
 def jobs(profile: str) -> list[runs.Job]:
@@ -90,6 +98,8 @@ def jobs(profile: str) -> list[runs.Job]:
         tokens = length * len(methods) * passes
         found.append(runs.Job(None, __name__, settings, measure_tokens=tokens))
 
+    if p := parts.get("layout"):
+        add("layout", p["message"], p["length"], p["methods"])
     if p := parts.get("long"):
         methods = p["methods"]
         for group in [[m] for m in methods] if p["length"] > L else [methods]:
@@ -128,7 +138,10 @@ def measure(decoder, training, settings: dict) -> list[dict]:
     tokens = smollm2.encode(text)
     rows = []
     for method, factor in settings["methods"]:
-        model = smollm2.load(scaling(method, factor))
+        if settings["part"] == "layout":
+            model = smollm2.load(layout=method)
+        else:
+            model = smollm2.load(scaling(method, factor))
         about = {"method": method, "factor": factor, "message": settings["message"]}
         about |= {"part": settings["part"], "length": settings["length"]}
         if settings["part"] == "passkey":
@@ -307,7 +320,9 @@ def perplexity(results: pd.DataFrame, method: str, factor: float, start: float, 
 def summary(results: pd.DataFrame) -> pd.DataFrame:
     """A row a method and factor: perplexity in the first half of the long text and in its last
     sixteenth; the change in per cent against unscaled inside L, past it, and on short texts."""
-    pairs = results.loc[results["part"] != "passkey", ["method", "factor"]].drop_duplicates()
+    pairs = results.loc[
+        results["part"].isin(["long", "short"]), ["method", "factor"]
+    ].drop_duplicates()
     pairs = [tuple(pair) for pair in pairs.to_numpy()]
     pairs += [pair for pair in _long(results) if pair not in pairs]
     rows = []
