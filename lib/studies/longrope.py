@@ -14,8 +14,6 @@ test text. Random search has the same number of evaluations. Extended in two ste
 STEP·L, a fine-tune there with what was found, a second search at FACTOR·L on that model.
 """
 
-import functools
-
 import numpy as np
 import pandas as pd
 from scipy.optimize import differential_evolution
@@ -241,22 +239,36 @@ def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _frame(results: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    rows = results[results["quantity"] == quantity].assign(panel=quantity)
-    if quantity in ("search", "nll"):
-        rows = rows.assign(value=np.exp(rows["value"]))
+def perplexities(results: pd.DataFrame) -> pd.DataFrame:
+    """Perplexity on the test text against length."""
+    rows = results[results["quantity"] == "nll"]
+    rows = rows.assign(panel="perplexity", value=np.exp(rows["value"]))
     return figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
 
 
-search_curves = functools.partial(_frame, quantity="search")
-factors_found = functools.partial(_frame, quantity="factor")
-perplexities = functools.partial(_frame, quantity="nll")
+def search_curves(results: pd.DataFrame) -> pd.DataFrame:
+    """How far (%) the best perplexity so far lies below the best of the formulas, which the
+    population begins with; seeds paired with themselves."""
+    rows = results[results["quantity"] == "search"]
+    key = ["encoding", "seed"]
+    begun = rows[rows["x"] == len(SEEDS)].set_index(key)["value"]
+    rows = rows[rows["x"] >= len(SEEDS)].join(begun.rename("begun"), on=key)
+    rows = rows.assign(panel="search", value=100 * np.expm1(rows["value"] - rows["begun"]))
+    return figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
+
+
+def factors_found(results: pd.DataFrame) -> pd.DataFrame:
+    """λ of each pair: the geometric mean over seeds, and the interval of the logarithms."""
+    rows = results[results["quantity"] == "factor"]
+    rows = rows.assign(panel="factor", value=np.log(rows["value"]))
+    frame = figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
+    return frame.assign(**{c: np.exp(frame[c]) for c in ("value", "low", "high")})
 
 
 def draw_search(frame: pd.DataFrame):
     figure, (ax,) = figures.canvas()
     figures.curves(ax, frame)
-    ax.set(xlabel="evaluations", ylabel="best perplexity so far on the search text")
+    ax.set(xlabel="evaluations", ylabel="best so far on the search text,\nover the best formula (%)")
     figures.direct_labels(ax)
     return figure
 
@@ -273,8 +285,9 @@ def draw_factors(frame: pd.DataFrame):
 
 
 def draw_perplexities(frame: pd.DataFrame):
+    """PI lies far above the rest and is left to its table."""
     figure, (ax,) = figures.canvas()
-    figures.curves(ax, frame)
+    figures.curves(ax, frame[~frame["encoding"].isin(("linear", "random"))])
     ax.set_xscale("log", base=2)
     ax.set_xticks(LENGTHS, labels=[str(n) for n in LENGTHS])
     ax.minorticks_off()
