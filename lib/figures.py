@@ -47,11 +47,14 @@ LOOKS = {
     "rope": Look("RoPE", "#0055b2", "D"),
     "alibi": Look("ALiBi", "#b23a08", "P"),
     "nope": Look("NoPE", "#8a4480", "X"),
+    "rope_random": Look("RoPE, drawn positions", "#58b4e8", "d", "--"),
     "sinusoidal2d": Look("sinusoidal, 2D", "#333333", "o", "--"),
     "learned2d": Look("learned, 2D", "#f0901e", "s", "-."),
     "rope2d_axial": Look("RoPE, axial", "#0055b2", "D", "--"),
     "rope2d_mixed": Look("RoPE, mixed", "#58b4e8", "d", "--"),
     "alibi2d": Look("ALiBi, 2D", "#b23a08", "P", "--"),
+    "rope_raster": Look("RoPE, raster", "#0055b2", "D", ":"),
+    "alibi2d_directional": Look("ALiBi, directional", "#b23a08", "P", "-."),
     # Scalings of RoPE; unscaled, it is RoPE.
     "none": Look("unscaled", "#0055b2", "D"),
     "linear": Look("PI", "#7d7078", "o"),
@@ -60,7 +63,16 @@ LOOKS = {
     "ntk_by_parts": Look("NTK by parts", "#55c5a0", "v"),
     "yarn": Look("YaRN", "#f078d0", "s"),
     "llama3": Look("Llama 3", "#65206a", "X"),
-    "longrope": Look("LongRoPE", "#333333", "P"),
+    "ntk_by_parts_scaled": Look("NTK by parts, β for L", "#55c5a0", "v", ":"),
+    "yarn_scaled": Look("YaRN, β for L", "#f078d0", "s", ":"),
+    "longrope": Look("LongRoPE", "#b23a08", "P"),
+    "longrope_two_steps": Look("LongRoPE, two steps", "#b23a08", "P", "--"),
+    "longrope_tuned": Look("LongRoPE, first step, tuned", "#b23a08", "X", ":"),
+    "longrope_step": Look("LongRoPE, first step", "#b23a08", "X", "-."),
+    "random": Look("random search", "#6e6e6e", "o", ":"),
+    "raised_base": Look("raised base", "#6a8f00", "h", "-."),
+    "log_n": Look("log n", "#58b4e8", "*", ":"),
+    "ntk_log_n": Look("NTK-aware and log n", "#9bb05a", "*", ":"),
 }
 LABELS = {name: look.label for name, look in LOOKS.items()}
 COLOURS = {name: look.colour for name, look in LOOKS.items()}

@@ -22,6 +22,7 @@ import json
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import textwrap
 import threading
@@ -72,7 +73,7 @@ class Job:
             `measure(None, None, settings)` is asked.
         measure: the module of a study; its function `measure(decoder, training, settings)` gives
             rows, each a dict of numbers and names. MEASURING there names the code that the rows
-            depend on: functions, and modules by name (`package.*` for all of a package).
+            depend on: functions, modules by name (`package.*` for all of a package), constants.
         settings: what to measure, in plain JSON values.
         measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
             serves the estimate of the time left.
@@ -105,6 +106,7 @@ class Outcome:
     measured: str  # why the rows were measured or used again
     training_seconds: float  # of the whole run, whenever it was trained
     measuring_seconds: float
+    peak_mib: float  # the most memory that the process held while measuring, or before
     losses: list[float]
 
 
@@ -182,6 +184,7 @@ def do(job: Job, slot: int = 0) -> Outcome:
         measured=measured,
         training_seconds=record["seconds"],
         measuring_seconds=rows["seconds"],
+        peak_mib=rows["peak_mib"],
         losses=record["losses"],
     )
 
@@ -304,7 +307,7 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     path = place / f"measured-{digest}.json"
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["key"] == key and saved["rows"]:
+        if saved["key"] == key and saved["rows"] and saved["peak_mib"] > 0:
             _report(job.measure_tokens)
             return saved, "used again: weights, settings and code agree"
     except (OSError, ValueError, KeyError, TypeError):
@@ -313,7 +316,8 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     model = decoder(job.training) if job.training else None
     rows = study.measure(model, job.training, job.settings)
     seconds = time.perf_counter() - began
-    files.write_json({"key": key, "rows": rows, "seconds": seconds}, path)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+    files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
     _report(job.measure_tokens)
     # As the next call will read them: the same bytes whether measured now or used again.
     return json.loads(path.read_text(encoding="utf-8")), "measured"
@@ -321,9 +325,13 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
 
 @functools.cache
 def code_hash(parts: tuple) -> str:
-    """SHA-256 of code, comments apart: functions, and modules by name (`package.*`: all of one)."""
+    """SHA-256 of code, comments apart: functions, modules by name (`package.*`: all of one), and
+    tuples of constants."""
     sources = []
     for part in parts:
+        if isinstance(part, tuple):
+            sources.append(repr(part))
+            continue
         if callable(part):
             sources.append(textwrap.dedent(inspect.getsource(part)))
             continue
@@ -339,7 +347,7 @@ def _hash(path: Path) -> str:
 
 
 def timings(outcomes: list[Outcome]) -> pd.DataFrame:
-    """One row a run: what was done and why, and the seconds of one core that it cost."""
+    """One row a run: what was done and why, the seconds of one core and the memory that it took."""
     return pd.DataFrame(
         {
             "run": o.job.name,
@@ -347,6 +355,7 @@ def timings(outcomes: list[Outcome]) -> pd.DataFrame:
             "measuring": o.measured,
             "training_seconds": round(o.training_seconds, 1),
             "measuring_seconds": round(o.measuring_seconds, 1),
+            "peak_mib": round(o.peak_mib),
             "tokens": o.job.training.tokens if o.job.training else 0,
         }
         for o in outcomes

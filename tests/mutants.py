@@ -217,6 +217,18 @@ class Alibi(Encoding):
         return (-m * distance).to(torch.promote_types(q.dtype, torch.float32))
 
 
+class GridAlibi(Alibi):
+    """−m_h times the straight distance on a grid, added to the logits."""
+
+    domain = ("image",)
+
+    def distance(self, q_pos, k_pos):
+        return self.offset(q_pos, k_pos).norm(dim=-1)
+
+    def offset(self, q_pos, k_pos):
+        return q_pos[..., :, None, :].double() - k_pos[..., None, :, :].double()
+
+
 class Buckets(Encoding):
     """A learned scalar for every head and clipped distance, added to the logits."""
 
@@ -447,6 +459,20 @@ class AlibiCachedByShape(Alibi):
         return self.cached[key]
 
 
+@fault(2, GridAlibi)
+class GridAlibiCachedByCount(GridAlibi):
+    """The distances are cached by the number of tokens: 2 × 8 gets those of 4 × 4."""
+
+    def check(self):
+        self.cached = {}
+
+    def distance(self, q_pos, k_pos):
+        key = q_pos.shape, k_pos.shape
+        if key not in self.cached:
+            self.cached[key] = super().distance(q_pos, k_pos)
+        return self.cached[key]
+
+
 @fault(2, Rope)
 class RopeKeepsTheFirstOffset(Rope):
     """The table begins where the first call began."""
@@ -558,6 +584,12 @@ class AlibiPositionsOfTheFirstRow(Alibi):
         return super().distance(q_pos, k_pos)
 
 
+@fault(4, AxialRope)
+class AxialRopePositionsOfTheFirstRow(AxialRope):
+    def phase(self, x, positions):
+        return super().phase(x, positions[0] if positions.dim() == 3 else positions)
+
+
 @fault(4, Table)
 class TableCountsPadding(Table):
     """The column in the batch is taken for the position, so padding counts."""
@@ -638,6 +670,14 @@ class AlibiPenaltyShrinks(Alibi):
         return (distance.amax() - distance).abs()
 
 
+@fault(6, GridAlibi)
+class GridAlibiForgetsToSquare(GridAlibi):
+    """Rows and columns are added with their signs, so that half of the picture is rewarded."""
+
+    def distance(self, q_pos, k_pos):
+        return self.offset(q_pos, k_pos).sum(-1)
+
+
 @fault(6, Alibi)
 class AlibiBeforeTheScale(Alibi):
     """Added before the division by √d."""
@@ -683,6 +723,22 @@ class RopeAnglesOfTheOtherLayout(Rope):
         phase = phase[:, None] if phase.dim() == 3 else phase
         quarter = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
         return (x * phase.cos() + quarter * phase.sin()).to(x.dtype)
+
+
+@fault(7, AxialRope)
+class AxialRopeReadsOneAxisTwice(AxialRope):
+    """Both halves of the pairs turn with the row."""
+
+    def phase(self, x, positions):
+        return super().phase(x, positions[..., [0, 0]])
+
+
+@fault(7, AxialRope)
+class AxialRopeAddsTheAxes(AxialRope):
+    """row + column in both halves: one step down is one step to the right."""
+
+    def phase(self, x, positions):
+        return super().phase(x, positions.sum(-1, keepdim=True).expand_as(positions))
 
 
 @fault(7, Rope)
@@ -865,6 +921,14 @@ class RopeCountsPairsFromOne(Rope):
     def theta(self):
         k = torch.arange(1, self.d // 2 + 1, dtype=torch.float64)
         return self.base ** (-2 * k / self.d)
+
+
+@fault(10, AxialRope)
+class AxialRopeExponentOfTheWholeHead(AxialRope):
+    """−2t/d, as on a line, where an axis has half of the pairs: the longest waves are missing."""
+
+    def theta(self):
+        return self.base ** (-2 * torch.arange(self.d // 4, dtype=torch.float64) / self.d)
 
 
 @fault(10, Sinusoid)

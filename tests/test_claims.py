@@ -432,7 +432,8 @@ def test_missing_rows_are_undecided_and_no_error():
 PUBLISHED = {
     "SIN-2": HOLDS, "SIN-3": HOLDS, "SIN-4": REFUTED, "REL-3": IN_PART, "ROT-3": IN_PART,
     "ROT-6": REFUTED, "ROT-7": IN_PART, "ALI-2": IN_PART, "ALI-4": HOLDS, "ALI-5": HOLDS,
-    "ALI-6": IN_PART, "OPEN-1": HOLDS,
+    "ALI-6": IN_PART, "NOP-2": HOLDS, "OPEN-1": HOLDS, "PI-2": HOLDS, "NTK-2": HOLDS,
+    "YRN-2": IN_PART, "LRP-2": IN_PART, "LRP-3": IN_PART,
 }  # fmt: skip
 
 

@@ -142,6 +142,7 @@ def test_the_hash_of_code_sees_code_and_not_comments(tmp_path, monkeypatch):
         return runs.code_hash(("lib.a",)), runs.code_hash(("lib.*",))
 
     assert hash_of("x = 1") == hash_of("# why\nx  =  1\n")
+    assert runs.code_hash((("x", 1),)) != runs.code_hash((("x", 2),))
     assert set(hash_of("x = 1")).isdisjoint(hash_of("x = 2"))
     runs.code_hash.cache_clear()
 

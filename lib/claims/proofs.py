@@ -348,9 +348,23 @@ def interpolated_positions() -> list[Part]:
     return [_is("every position lies in [0, L)", inside)]
 
 
+def interpolation_slows_every_pair(deviation: float) -> list[Part]:
+    """PI divides each frequency by s, the fastest one too; by parts the fastest stays."""
+    sizes = {"d_model": 128, "n_heads": 1, "max_length": 2048}
+    theta = build("rope", **sizes).frequencies()
+    linear, by_parts = (
+        build("rope", **sizes, scaling={"rope_type": kind, "factor": 4.0}).frequencies()
+        for kind in ("linear", "ntk_by_parts")
+    )
+    return [
+        _equal("every frequency times s, and unscaled", 4 * linear, theta, deviation),
+        _is("by parts the fastest pair keeps its frequency", by_parts[0] == theta[0]),
+    ]
+
+
 def ntk_base(deviation: float) -> list[Part]:
     """b' = b · s^(d/(d−2)): θ_0 stays, θ_(d/2−1) is divided by s, those between by less."""
-    divided, first, between = [], [], True
+    divided, first, between, same = [], [], True, True
     for d in (4, 32, 64, 128):
         for s in (2.0, 4.0, 16.0):
             scaled = 10000.0 * s ** (d / (d - 2))
@@ -358,6 +372,9 @@ def ntk_base(deviation: float) -> list[Part]:
                 build("rope", d_model=d, n_heads=1, max_length=64, base=b).frequencies()
                 for b in (10000.0, scaled)
             )
+            ntk = {"rope_type": "ntk", "factor": s}
+            ntk = build("rope", d_model=d, n_heads=1, max_length=64, scaling=ntk).frequencies()
+            same &= torch.equal(ntk, theta_)
             first.append(theta_[0] / theta[0])
             divided.append(theta[-1] / theta_[-1] / s)
             between &= bool(((theta / theta_).diff() > 0).all())
@@ -365,6 +382,7 @@ def ntk_base(deviation: float) -> list[Part]:
         _equal("highest frequency, new and old", torch.stack(first), [1.0], deviation),
         _equal("lowest frequency divided by s", torch.stack(divided), [1.0], deviation),
         _is("the lower a frequency, the more it is divided", between),
+        _is("lib's scaling ntk is this base", same),
     ]
 
 
@@ -380,6 +398,8 @@ def yarn(deviation: float) -> list[Part]:
     gamma = np.clip((r - alpha) / (beta - alpha), 0, 1)
     scaled = (1 - gamma) * theta / s + gamma * theta
     factor = 0.1 * math.log(s) + 1
+    lib = build("rope", d_model=d, n_heads=1, max_length=L,
+                scaling={"rope_type": "yarn", "factor": s, "ramp": "turns"})  # fmt: skip
     q, k = _random(2, 1, 1, 5, d, seed=11)
     phase = torch.arange(5, dtype=torch.float64)[:, None] * torch.from_numpy(scaled)
     q_turned, k_turned = (turn(x, phase, "interleaved") for x in (q, k))
@@ -394,6 +414,8 @@ def yarn(deviation: float) -> list[Part]:
         _equal("cos and sin times √(1/t), and logits over t",
                logits, q_turned @ k_turned.mT / t, deviation),
         _is("at s = 1 nothing is scaled", 0.1 * math.log(1.0) + 1 == 1),
+        _equal("lib's yarn and this", lib.frequencies(), scaled, deviation),
+        _is("lib's attention factor is √(1/t)", lib.attention_factor == factor),
     ]  # fmt: skip
 
 

@@ -85,6 +85,31 @@ def nothing_is_remembered(subject, width, n_heads, before, T, offset, dtype):
     return worst([agree(found, expected, 0.0), agree(used.state_dict(), new.state_dict(), 0.0)])
 
 
+@hidden_state(n_heads=FEW_HEADS, height=SMALL, width=SMALL)
+def a_grid_is_its_height_and_width(subject, n_heads, height, width):
+    """After a grid of h × w, one of w × h, with as many tokens, gives what it gives alone; and
+    something else than the first, unless it is the same grid or both are a line."""
+    if subject.domain == "text":
+        raise NotApplicable("positions on a line")
+    used = subject.prepare(1, n_heads).double()
+    new = copy.deepcopy(used)
+    content = Content.of(used, height * width)
+
+    def on(encoding, h, w):
+        positions = torch.cartesian_prod(torch.arange(h), torch.arange(w))
+        return doors(encoding, content, positions, positions)
+
+    first, found, expected = (
+        on(used, height, width),
+        on(used, width, height),
+        on(new, width, height),
+    )
+    if height != width and min(height, width) > 1:
+        if not agree(found, first).failed:
+            raise AssertionError(f"{height} × {width} and {width} × {height} are the same to it")
+    return agree(found, expected, 0.0)
+
+
 @hidden_state(width=WIDTH, n_heads=FEW_HEADS, offset=OFFSET, dtype=FLOATS)
 def arguments_are_left_alone(subject, width, n_heads, offset, dtype):
     """No tensor that is passed in is changed."""

@@ -66,14 +66,22 @@ def attention_is_the_formula(subject, width, n_heads, T, grouped, dtype):
 
 @sign_and_scale(width=WIDTH, n_heads=FEW_HEADS, T=st.integers(2, 30), offset=OFFSET)
 def near_keys_are_favoured(subject, width, n_heads, T, offset):
-    """A bias without parameters never grows with distance."""
+    """A bias without parameters never grows with distance, along a straight line from the query.
+
+    In a text the last token asks, on a grid every one: there it has keys on all sides.
+    """
     encoding, positions = subject.prepare(width, n_heads).double(), subject.place(T, offset)
     bias = bias_of(encoding, positions) if is_fixed(encoding) else None
     if bias is None:
         raise NotApplicable("no bias without parameters")
-    distance = (positions - positions[-1]).double().reshape(T, -1).norm(dim=-1)  # from the last
-    nearest_first = bias[0, :, -1, distance.argsort(stable=True)]  # (H, T)
-    return Measure(nearest_first.diff(dim=-1).max().item(), 1e-12)
+    growth = []
+    for i in [T - 1] if subject.domain == "text" else range(T):
+        delta = (positions - positions[i]).double().reshape(T, -1)  # (T, 1 or 2)
+        distance = delta.norm(dim=-1)
+        on_one_line = (delta @ delta.T - distance.outer(distance)).abs() < 1e-9  # (T, T)
+        near, far = (on_one_line & (distance[:, None] < distance)).nonzero().unbind(-1)
+        growth.append((bias[0, :, i, far] - bias[0, :, i, near]).max().item())
+    return Measure(max(growth), 1e-12)
 
 
 @sign_and_scale(width=WIDTH, n_heads=FEW_HEADS, T=SMALL)
@@ -175,6 +183,27 @@ def _in_layout(subject, width, n_heads, layout: str | None):
     with contextlib.suppress(TypeError, ValueError):
         return subject.prepare(width, n_heads, layout=layout).double()
     return None
+
+
+@layout_of_pairs(width=WIDTH, n_heads=FEW_HEADS, offset=OFFSET)
+def axes_are_told_apart(subject, width, n_heads, offset):
+    """On a grid a step down and a step to the right each change something, and not the same.
+
+    A penalty on distance alone is excused from the second. Measured is the count of what is alike.
+    """
+    if subject.domain == "text":
+        raise NotApplicable("positions on a line")
+    encoding = subject.prepare(width, n_heads).double()
+    content, square = Content.of(encoding, 2), subject.place(4, offset)  # corners of 2 × 2
+
+    def alike(*pairs):
+        first, *others = (doors(encoding, content, square[p], square[p]) for p in pairs)
+        return all(first[name].equal(found[name]) for found in others for name in first)
+
+    still, right, left, down, up = [0, 0], [0, 1], [1, 0], [0, 2], [2, 0]
+    wrong = alike(still, right) + alike(still, down)
+    wrong += alike(right, down) and not alike(right, left, down, up)
+    return Measure(float(wrong), 0.0)
 
 
 def frequencies(encoding, subject, step) -> torch.Tensor:

@@ -11,31 +11,44 @@ Re(q e^{imθ} · conj(k e^{inθ})) = Re(q k* e^{i(m−n)θ}).
 Source: Su et al. 2021 (arXiv 2104.09864), section 3. Two layouts of the pairs are in use:
 "interleaved" (2k, 2k+1), as in the paper, GPT-J and Meta's LLaMA, and "half_split" (k, k + d/2), as
 in GPT-NeoX and Hugging Face's LLaMA. They differ by a permutation of the rows of W_q and W_k.
+What reads past the trained length by other frequencies is in `lib.encodings.scaling`.
 """
+
+import math
 
 import torch
 
-from lib.encodings.base import Encoding, check_positive, geometric_frequencies, register
+from lib.encodings import scaling as scalings
+from lib.encodings.base import (
+    Encoding,
+    check_positive,
+    check_whole,
+    geometric_frequencies,
+    register,
+)
 
 LAYOUTS = ("interleaved", "half_split")
 
 
-def turn(x, phase, layout: str):
+def turn(x, phase, layout: str, amplitude=1.0):
     """Turn the pairs of x (B, H, T, d) by `phase` (T, d/2) or (B, T, d/2), given in float64.
 
-    The phase is reduced to a cosine and a sine in float64, the product is made in float32 or wider,
-    the cast to the dtype of x comes last.
+    amplitude: what to multiply by as well, a number or a tensor that broadcasts with `phase`. The
+    phase is reduced to a cosine and a sine in float64, the product is made in float32 or wider, the
+    cast to the dtype of x comes last.
     """
-    phase = phase[:, None] if phase.dim() == 3 else phase  # (B, 1, T, d/2) or (T, d/2)
+    size = amplitude * torch.ones_like(phase)
+    if phase.dim() == 3:
+        phase, size = phase[:, None], size[:, None]  # (B, 1, T, d/2)
     wide = torch.promote_types(x.dtype, torch.float32)
     x_wide = x.to(wide)
     if layout == "interleaved" and not torch.compiler.is_compiling():
         # One product of complex numbers is one pass over memory; the compiler has none.
         z = _as_complex(x_wide)  # (B, H, T, d/2)
-        z = z * torch.polar(torch.ones_like(phase), phase).to(z.dtype)
+        z = z * torch.polar(size, phase).to(z.dtype)
         turned = torch.view_as_real(z).flatten(-2)
     else:
-        cos, sin = phase.cos().to(wide), phase.sin().to(wide)
+        cos, sin = (size * phase.cos()).to(wide), (size * phase.sin()).to(wide)
         a, b = _pairs(x_wide, layout)
         turned = _join(a * cos - b * sin, b * cos + a * sin, layout)
     return turned.to(x.dtype)
@@ -67,9 +80,14 @@ class RoPE(Encoding):
     Args:
         base: b; the wavelengths run from 2π to about 2π·b positions (10000 in the paper).
         layout: which channels make a pair: "interleaved" (2k, 2k+1) or "half_split" (k, k + d/2).
+        scaling: a dictionary with Hugging Face's keys, {"rope_type": "yarn", "factor": 4.0, …}, see
+            `lib.encodings.scaling`; None scales nothing.
+        log_length: n, past which the logits of a query at i grow by ln(i + 1)/ln(n), so that more
+            keys do not flatten the softmax (Chiang & Cholak 2022; Su's "log n"); None: they do not.
 
     Raises:
-        ValueError: an odd head width, whose last channel would have no partner.
+        ValueError: an odd head width, whose last channel would have no partner; a scaling that is
+            not understood in full.
     """
 
     def __init__(
@@ -77,8 +95,10 @@ class RoPE(Encoding):
         d_model,
         n_heads,
         max_length,
-        base: float = 10000.0,
+        base: float = scalings.BASE,
         layout: str = "interleaved",
+        scaling: dict | None = None,
+        log_length: int | None = None,
         heads=None,
     ):
         super().__init__(d_model, n_heads, max_length, heads)
@@ -90,16 +110,55 @@ class RoPE(Encoding):
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}.")
         check_positive(base=base)
-        self.base, self.layout = float(base), layout
+        if log_length is not None:
+            check_whole(2, log_length=log_length)
+        self.layout, self.log_length = layout, log_length
+        self.scaling, base = scalings.read(scaling, base, max_length)
+        self.base = float(base)
+        if self.scaling is not None:
+            self.scaling.check(self.d, self.base)
+            self.unscaled_length = self.scaling.unscaled_length
 
-    def frequencies(self, device=None):
-        """θ_k in radians a position: float64 (d/2,)."""
-        return geometric_frequencies(self.d // 2, self.base, device)
+    def frequencies(self, device=None, length: float | None = None):
+        """θ_k in radians a position, as scaled for a sequence of `length`: float64 (d/2,).
+
+        `length` None means a short one, of no more than the original length.
+        """
+        if self.scaling is None:
+            return geometric_frequencies(self.d // 2, self.base, device)
+        length = torch.tensor(length or 1, dtype=torch.float64, device=device)
+        return self.scaling.frequencies(self.d, self.base, length)
+
+    @property
+    def attention_factor(self) -> float:
+        """What q and k are each multiplied by."""
+        return 1.0 if self.scaling is None else self.scaling.amplitude
 
     def rotate(self, q, k, q_pos, k_pos, length=None):
-        return self._turn(q, q_pos), self._turn(k, k_pos)
+        if self.unscaled_length is not None and length is None:
+            length = torch.maximum(_length(q_pos), _length(k_pos))  # () or (B, 1)
+        m = self.attention_factor
+        growth = 1.0 if self.log_length is None else _log_growth(q_pos, self.log_length)
+        return self._turn(q, q_pos, length, m * growth), self._turn(k, k_pos, length, m)
 
-    def _turn(self, x, positions):
-        theta = self.frequencies(positions.device)
-        phase = positions.to(torch.float64)[..., None] * theta  # p · θ_k: (T, d/2) or (B, T, d/2)
-        return turn(x, phase, self.layout)
+    def _turn(self, x, positions, length, amplitude):
+        if self.scaling is None:
+            # p · θ_k: (T, d/2) or (B, T, d/2)
+            phase = positions.to(torch.float64)[..., None] * self.frequencies(positions.device)
+        else:
+            length = torch.as_tensor(
+                1 if length is None else length, dtype=torch.float64, device=positions.device
+            )
+            phase = self.scaling.phase(positions, self.d, self.base, length)
+        return turn(x, phase, self.layout, amplitude)
+
+
+def _length(positions):
+    """The largest position + 1 of positions (T,) or (B, T): float64, () or (B, 1)."""
+    return positions.amax(-1, keepdim=positions.dim() == 2).to(torch.float64) + 1
+
+
+def _log_growth(positions, n: int):
+    """max(1, ln(i + 1)/ln n) for each position: float64 (T, 1) or (B, T, 1)."""
+    i = positions.to(torch.float64)[..., None]
+    return (torch.log(i.clamp(min=0) + 1) / math.log(n)).clamp(min=1)

@@ -11,7 +11,17 @@ import pandas as pd
 
 from lib import paths
 
-STUDIES = ("extrapolation", "probes", "minilm", "conformance")  # a study may use models before it
+# A study may use models of those before it.
+STUDIES = (
+    "extrapolation",
+    "probes",
+    "minilm",
+    "real_model",
+    "extension",
+    "longrope",
+    "conformance",
+    "generalization",
+)
 
 
 def study(name: str):
