@@ -33,7 +33,8 @@ from torch.utils.checkpoint import checkpoint
 from lib.encodings.base import Encoding, without_autocast
 
 WHOLE = 128  # up to so many queries a bias is written out: nothing would be gained by blocks
-BLOCK = 512  # queries in a block: enough to keep the kernel busy, few enough to skip the future
+# Queries in a block, least and most: enough to keep the kernel busy, few enough to skip the future.
+LEAST, BLOCK = 128, 512
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -230,8 +231,11 @@ def _masked_block(q, k, v, encoding, q_pos, k_pos, mask):
     return _masked(q, k, v, mask, encoding.bias(q, k, q_pos, k_pos, mask))
 
 
-def _blocks(n_queries: int):
-    return [(a, min(a + BLOCK, n_queries)) for a in range(0, n_queries, BLOCK)]
+def _blocks(n_queries: int) -> list[tuple[int, int]]:
+    """Where blocks begin and end: about eight of them, so that little of the future is computed in
+    vain at short lengths too, with LEAST … BLOCK queries in each."""
+    n = max(LEAST, min(BLOCK, n_queries // 8))
+    return [(a, min(a + n, n_queries)) for a in range(0, n_queries, n)]
 
 
 def _in_blocks(attention, q, k, v, encoding, q_pos, k_pos, mask):

@@ -248,8 +248,8 @@ def _rotations_of_libraries(q, k, positions) -> dict[str, Callable]:
 
 
 def attention(device, rounds: int, kinds=("forward", "forward and backward"), length=None):
-    """(c) Attention alone, causal: none, ALiBi and T5 through `attend`, and a mask of H·T² numbers
-    (which is made beforehand)."""
+    """(c) Attention alone, causal: no encoding, ALiBi and T5 through `attend`, and a mask of H·T²
+    numbers (which is made beforehand)."""
     return [row for kind in kinds for row in _attention(device, rounds, kind, length)]
 
 
@@ -261,8 +261,8 @@ def _attention(device, rounds: int, kind: str, length: int | None):
     *inputs, along = _normal(device, *4 * [(B, H, T, d)])
     inputs = [x.requires_grad_(backward) for x in inputs]  # q, k, v
     biases = {
-        subject: build(name, d_model=H * d, n_heads=H, max_length=T).to(device)
-        for subject, name in {"none": "nope", "alibi": "alibi", "t5": "t5"}.items()
+        name: build(name, d_model=H * d, n_heads=H, max_length=T).to(device)
+        for name in ("nope", "alibi", "t5")
     }
     with torch.no_grad():
         biases["t5"].b.copy_(_normal(device, biases["t5"].b.shape)[0])
@@ -282,8 +282,8 @@ def _attention(device, rounds: int, kind: str, length: int | None):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     candidates = {
-        subject: functools.partial(run, through(encoding), tuple(encoding.parameters()))
-        for subject, encoding in biases.items()
+        name: functools.partial(run, through(encoding), tuple(encoding.parameters()))
+        for name, encoding in biases.items()
     }
     memory = {name: [peak_bytes(f, device)] for name, f in candidates.items()}
     candidates["mask tensor"] = functools.partial(run, masked)
@@ -395,8 +395,8 @@ BASE = {
     "growth": "sinusoidal",
     "decoding": "sinusoidal",
     "rotation": "copy",
-    "attention, forward": "none",
-    "attention, forward and backward": "none",
+    "attention, forward": "nope",
+    "attention, forward and backward": "nope",
     "step": "ours",
 }
 

@@ -37,6 +37,7 @@ def draw_qkv(batch=2, n_queries=5, n_keys=5, h_kv=H, dtype=torch.float64):
 def in_blocks_of(n, whole=0):
     """Blocks of n queries, and from whole + 1 queries on, so that small cases take every way."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lib.attention.LEAST", n)
         patch.setattr("lib.attention.BLOCK", n)
         patch.setattr("lib.attention.WHOLE", whole)
         yield

@@ -99,7 +99,7 @@ def test_growth_is_measured_at_every_length():
 def test_attention_is_measured_both_ways():
     found = pd.DataFrame(bench.attention(CPU, 1, length=160))
     times = found[found["quantity"] == "seconds"]
-    assert set(times["subject"]) == {"none", "alibi", "t5", "mask tensor"}
+    assert set(times["subject"]) == {"nope", "alibi", "t5", "mask tensor"}
     assert times["part"].nunique() == 2 and (found["value"] > 0).all()
 
 

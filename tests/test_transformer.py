@@ -370,6 +370,7 @@ def test_a_long_sequence_in_blocks_is_the_whole_with_its_gradients(kind, generat
     expected = outcome()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lib.attention.WHOLE", 1)
+        patch.setattr("lib.attention.LEAST", block)
         patch.setattr("lib.attention.BLOCK", block)
         for x, y in zip(outcome(), expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
