@@ -28,8 +28,8 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from lib import files, paths, runs
-from lib.attention import attend
+from lib import files, paths, runs, transformer
+from lib.attention import Distances, attend, plain
 from lib.encodings import ENCODINGS, build
 from lib.training import TrainingConfig, optimizer_of
 from lib.transformer import Cache
@@ -37,6 +37,7 @@ from lib.transformer import Cache
 COLUMNS = ["part", "subject", "case", "quantity", "round", "value"]
 TEXT = [name for name, cls in ENCODINGS.items() if "text" in cls.domain]
 VOCABULARY = 1024
+OF_THE_PAPER = ("sinusoidal", "rope", "t5", "alibi")
 PAPER = (512, 1024, 3072)  # the lengths of Press et al. 2022, table 1
 TOKENS = 3072  # of a step of training, or of a pass of inference, at each of them
 LONG = (1024, 2048, 4096, 8192, 16384)  # for how costs grow
@@ -87,10 +88,9 @@ def peak_bytes(f: Callable, device) -> int:
         f()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
         f()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     lent = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         lent += event.nbytes()
@@ -188,8 +188,17 @@ def encodings(
     names=TEXT,
     kinds=("training", "inference"),
     n_tokens: int = TOKENS,
+    written_out: bool = False,
 ):
-    """(a) Training and inference with each encoding: the paper's lengths, as many tokens each."""
+    """(a) Training and inference with each encoding: the paper's lengths, as many tokens each.
+
+    `written_out` has the models compute attention by the formula, H·T² weights in memory, as
+    kernels did that were not fused.
+    """
+    if written_out:
+        with _formula():
+            found = encodings(device, rounds, lengths, names, kinds, n_tokens)
+        return [{**row, "part": f"{row['part']}, written out"} for row in found]
     found = []
     for kind in kinds:
         make = {"training": training_of, "inference": inference_of}[kind]
@@ -200,6 +209,21 @@ def encodings(
             found += rows(kind, length, times, "seconds")
             found += rows(kind, length, memory, "bytes")
     return found
+
+
+@contextlib.contextmanager
+def _formula():
+    """Every decoder inside attends by `plain`."""
+
+    def written(q, k, v, encoding, q_pos, k_pos, mask=None, bias=None):
+        bias = bias.whole() if isinstance(bias, Distances) else bias
+        return plain(q, k, v, encoding, q_pos, k_pos, mask, bias)
+
+    transformer.attend = written
+    try:
+        yield
+    finally:
+        transformer.attend = attend
 
 
 def growth(device, rounds: int, lengths=LONG, names=TEXT):
@@ -392,6 +416,8 @@ def _normal(device, *shapes):
 BASE = {
     "training": "sinusoidal",
     "inference": "sinusoidal",
+    "training, written out": "sinusoidal",
+    "inference, written out": "sinusoidal",
     "growth": "sinusoidal",
     "decoding": "sinusoidal",
     "rotation": "copy",
@@ -401,14 +427,17 @@ BASE = {
 }
 
 
+def relative(frame: pd.DataFrame) -> pd.DataFrame:
+    """`frame` with the column `ratio`: a value over that of BASE in the same round."""
+    at = ["part", "case", "quantity", "round"]
+    base = frame[frame["subject"] == frame["part"].map(BASE)].set_index(at)["value"]
+    base = base.reindex(pd.MultiIndex.from_frame(frame[at])).to_numpy()
+    return frame.assign(ratio=frame["value"] / base)
+
+
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Medians and quartiles over rounds, of a value and of its ratio to BASE in the same round."""
-    frame = frame.assign(base=frame["part"].map(BASE))
-    at = ["part", "case", "quantity", "round"]
-    base = frame[frame["subject"] == frame["base"]].set_index(at)["value"]
-    frame["ratio"] = frame["value"] / pd.Series(
-        base.reindex(pd.MultiIndex.from_frame(frame[at])).to_numpy(), frame.index
-    )
+    frame = relative(frame)
     found = []
     for (part, case, quantity, subject), group in frame.groupby(
         ["part", "case", "quantity", "subject"], sort=False
@@ -478,6 +507,7 @@ PARTS = {
     "encodings": lambda device: (
         encodings(device, 5, names=[n for n in TEXT if n != "shaw"])
         + encodings(device, 1, names=["sinusoidal", "shaw"])
+        + encodings(device, 3, PAPER[:2], OF_THE_PAPER, written_out=True)
     ),
     "decoding": lambda device: decoding(device, 9),
     "growth": lambda device: growth(device, 1, names=[n for n in TEXT if n != "shaw"]),
@@ -505,8 +535,8 @@ def run(names: list[str] | None = None) -> None:
     for name in names or []:
         if name not in PARTS:
             raise ValueError(f"No part is named {name!r}: choose of {', '.join(PARTS)}.")
-    # As the trainings run: see there. The allocator reads this when a process starts.
-    os.environ |= {n: v for n, v in runs.WORKER_ENVIRONMENT.items() if n.startswith("MALLOC")}
+    # As the trainings run, but with all threads; read when a process starts.
+    os.environ |= {n: v for n, v in runs.WORKER_ENVIRONMENT.items() if "THREADS" not in n}
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(names,))
     process.start()
     try:

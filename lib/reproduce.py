@@ -41,7 +41,7 @@ def run(profile: str) -> None:
 def run_study(name: str, profile: str) -> None:
     """Train and measure one study; write its results, its timings and where they came from."""
     study, place = studies.study(name), paths.results(profile)
-    outcomes = runs.run(study.jobs(profile), name)
+    outcomes = runs.run(study.jobs(profile), name, alone=studies.alone(name))
     trained = [o.job.training for o in outcomes if o.job.training]
     earlier = {t.key for t in _trainings(profile, before=name)}
     seconds = sum(

@@ -58,6 +58,7 @@ WORKER_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
     "MALLOC_TOP_PAD_": str(2**26),
+    "KINETO_LOG_LEVEL": "6",  # else torch's profiler, which counts memory, writes lines of its own
 }
 
 # Every measured row depends on these modules, and on what its study names in MEASURING.
@@ -127,8 +128,8 @@ def folder(training: TrainingConfig) -> Path:
     return paths.CACHE / "runs" / training.key
 
 
-def run(jobs: list[Job], title: str) -> list[Outcome]:
-    """Do the jobs, and give their outcomes in the order of the jobs.
+def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
+    """Do the jobs, and give their outcomes in the order of the jobs; `alone`, one after another.
 
     Interrupted or killed, the same call goes on later from what is finished and from the last
     checkpoint of what is not.
@@ -144,9 +145,8 @@ def run(jobs: list[Job], title: str) -> list[Outcome]:
     # Tokens done, a slot a job: each is written by one worker alone and needs no lock.
     done = context.RawArray("q", len(jobs))
     os.environ |= WORKER_ENVIRONMENT  # read when a worker starts
-    pool = ProcessPoolExecutor(
-        min(workers(), len(jobs)), context, initializer=_start_worker, initargs=(done,)
-    )
+    at_once = 1 if alone else min(workers(), len(jobs))
+    pool = ProcessPoolExecutor(at_once, context, initializer=_start_worker, initargs=(done,))
     outcomes: dict[int, Outcome] = {}
     bar = _bar(title, sum(job.work for job in jobs))
     try:

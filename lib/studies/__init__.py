@@ -2,7 +2,8 @@
 
 A study has `PROFILES` and `COST` (core-seconds a profile, measured), `jobs(profile)`,
 `measure(decoder, training, settings)` with the code it needs in MEASURING, `collect(outcomes)`,
-and FIGURES and TABLES made from its results: name → (frame, drawing) and name → frame.
+and FIGURES and TABLES made from its results: name → (frame, drawing) and name → frame. A study that
+measures time says ALONE = True.
 """
 
 import importlib
@@ -21,12 +22,18 @@ STUDIES = (
     "longrope",
     "conformance",
     "generalization",
+    "cost",
 )
 
 
 def study(name: str):
     """The module of a study."""
     return importlib.import_module(f"lib.studies.{name}")
+
+
+def alone(name: str) -> bool:
+    """Whether a study measures time: its jobs then run one by one, with nothing beside them."""
+    return getattr(study(name), "ALONE", False)
 
 
 def read(name: str, profile: str = "reference") -> pd.DataFrame:
@@ -42,9 +49,12 @@ def read(name: str, profile: str = "reference") -> pd.DataFrame:
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
-    """The tidy frame behind every figure, by name."""
+    """The tidy frame behind every figure, by name; those of timings are one machine's, and left
+    out."""
     made = {}
     for name in STUDIES:
+        if alone(name):
+            continue
         results = read(name, profile)
         made |= {figure: frame(results) for figure, (frame, _) in study(name).FIGURES.items()}
     return made

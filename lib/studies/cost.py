@@ -1,0 +1,273 @@
+"""What each encoding costs in time and memory, beside the paper's figures of 2021.
+
+Question: which of the survey's statements on cost hold on kernels of today, and which were a
+property of the kernels that they were measured on?
+
+Nothing is learned: untrained models of the default size, random tokens, one thread, nothing beside
+them (see ALONE). Everything that is compared takes turns in one process, and costs are ratios
+within a round of such turns; see `lib.bench`, which also says how memory is counted. Measured are
+
+    training, inference     3072 tokens in sequences of 512, 1024 and 3072, the paper's lengths
+    …, written out          the same with attention by the formula: H·T² weights in memory
+    growth                  one sequence through the model, longer and longer
+    attention, …            one layer's attention alone at 4096 tokens, and with a mask tensor
+    rotation                q and k turned, against a copy and two libraries
+    decoding                tokens generated one by one, against the tokens in the cache
+    overfit                 losses after several passes over little text, for ALI-11
+
+Timings are one machine's, so the drift of these figures means nothing and is not reported; the
+claims decided from them ask for coarse inequalities.
+"""
+
+import pandas as pd
+import torch
+
+from lib import bench, figures, runs
+
+ALONE = True  # one job at a time, and nothing beside it
+CPU = torch.device("cpu")
+FOUR = list(bench.OF_THE_PAPER)
+REST = [name for name in ("learned", "nope") if name in bench.TEXT]
+
+PROFILES = {
+    "quick": {
+        "lengths": (512,),
+        "names": FOUR,
+        "rounds": 3,
+        "written_out": (512,),
+        "growth": {256: 3, 512: 3, 1024: 3},
+        "attention": 1024,
+        "attention_rounds": 3,
+        "rotation_rounds": 5,
+        "contexts": (256, 4096),
+    },
+    "default": {
+        "lengths": bench.PAPER,
+        "names": FOUR + REST,
+        "rounds": 5,
+        "written_out": (512, 1024),
+        "growth": {1024: 5, 2048: 5, 4096: 3, 8192: 3, 16384: 3},
+        "attention": bench.ATTENTION["T"],
+        "attention_rounds": 5,
+        "rotation_rounds": 15,
+        "contexts": bench.CONTEXTS,
+    },
+    "full": {
+        "lengths": bench.PAPER,
+        "names": FOUR + REST,
+        "rounds": 15,
+        "written_out": bench.PAPER,
+        "growth": {1024: 9, 2048: 9, 4096: 9, 8192: 5, 16384: 5},
+        "attention": bench.ATTENTION["T"],
+        "attention_rounds": 15,
+        "rotation_rounds": 41,
+        "contexts": bench.CONTEXTS,
+    },
+}
+COST = {"quick": 40, "default": 400, "full": 1200}  # core-seconds, measured
+
+
+def jobs(profile: str) -> list[runs.Job]:
+    """One for each part and length; Shaw's vectors, the slowest, are timed with fewer rounds."""
+    p = PROFILES[profile]
+    settings = []
+    for length in p["lengths"]:
+        settings.append({"what": "encodings", "length": length, "names": p["names"]})
+        if "learned" in p["names"]:
+            names = ["sinusoidal", "shaw"]
+            settings.append({"what": "encodings", "length": length, "names": names, "rounds": 1})
+    for length in p["written_out"]:
+        settings.append({"what": "written out", "length": length, "names": FOUR})
+    for length, rounds in p["growth"].items():
+        settings.append({"what": "growth", "length": length, "names": FOUR, "rounds": rounds})
+    for kind in ("forward", "forward and backward"):
+        rounds = p["attention_rounds"]
+        settings.append({"what": kind, "length": p["attention"], "rounds": rounds})
+    settings.append({"what": "rotation", "rounds": p["rotation_rounds"]})
+    for context in p["contexts"]:
+        settings.append({"what": "decoding", "length": context, "names": FOUR})
+    return [runs.Job(None, __name__, {"rounds": p["rounds"], **s}) for s in settings]
+
+
+def measure(decoder, training, settings: dict) -> list[dict]:
+    """Rows as in `lib.bench`. Decoder and training are None."""
+    what, rounds, length = (settings.get(name) for name in ("what", "rounds", "length"))
+    names = settings.get("names")
+    torch.manual_seed(0)
+    if what == "encodings":
+        return bench.encodings(CPU, rounds, [length], names)
+    if what == "written out":
+        return bench.encodings(CPU, rounds, [length], names, written_out=True)
+    if what == "growth":
+        return bench.growth(CPU, rounds, [length], names)
+    if what == "rotation":
+        return bench.rotation(CPU, rounds)
+    if what == "decoding":
+        return bench.decoding(CPU, rounds, [length], names)
+    return bench.attention(CPU, rounds, [what], length)
+
+
+MEASURING = (measure, "lib.bench", "lib.training")
+
+# ---- results -------------------------------------------------------------------------------------
+
+COLUMNS = ["part", "encoding", "seed", "length", "quantity", "value", "ratio"]
+
+
+def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
+    """`cost.csv`: COLUMNS, one row a measurement. `seed` counts the rounds, for a round is here
+    what a seed is elsewhere; `ratio` is to sinusoids, or what else the part is measured against
+    (`bench.BASE`), in the same round."""
+    frames = [bench.relative(pd.DataFrame(o.rows, columns=bench.COLUMNS)) for o in outcomes]
+    frame = pd.concat(frames, ignore_index=True)
+    names = {"subject": "encoding", "case": "length", "round": "seed"}
+    frame = frame.rename(columns=names)[COLUMNS]
+    # Sinusoids are measured beside Shaw once more: the longer series counts.
+    return frame.drop_duplicates(["part", "encoding", "seed", "length", "quantity"])
+
+
+def ratios(results: pd.DataFrame, part: str, quantity: str) -> pd.DataFrame:
+    """Rows encoding, length, seed and ratio of one part, against sinusoids or what it is for."""
+    if results.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    return results[(results["part"] == part) & (results["quantity"] == quantity)]
+
+
+def _panel(rows: pd.DataFrame, panel: str, value: str = "ratio") -> pd.DataFrame:
+    frame = figures.summarise(rows.rename(columns={"length": "x"}), ["encoding", "x"], value=value)
+    return frame.assign(panel=panel)
+
+
+THEN, WRITTEN, NOW = "one V100, 2021", "here, written out", "here"
+
+
+def _times(results: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Time a token over that with sinusoids: the paper's, and ours in both ways."""
+    paper = bench.published().rename(columns={"subject": "encoding", "case": "length"})
+    panels = [
+        _panel(paper, THEN, kind),
+        _panel(ratios(results, f"{kind}, written out", "seconds"), WRITTEN),
+        _panel(ratios(results, kind, "seconds"), NOW),
+    ]
+    frame = pd.concat(panels, ignore_index=True)
+    return frame[frame["encoding"] != "sinusoidal"][figures.COLUMNS]
+
+
+def training_times(results: pd.DataFrame) -> pd.DataFrame:
+    return _times(results, "training")
+
+
+def inference_times(results: pd.DataFrame) -> pd.DataFrame:
+    return _times(results, "inference")
+
+
+def memory(results: pd.DataFrame) -> pd.DataFrame:
+    """The most memory at once, over that with sinusoids."""
+    paper = bench.published().rename(columns={"subject": "encoding", "case": "length"})
+    panels = [_panel(paper, f"training, {THEN}", "memory")]
+    for kind in ("training", "inference"):
+        panels.append(_panel(ratios(results, kind, "bytes"), f"{kind}, {NOW}"))
+    frame = pd.concat(panels, ignore_index=True)
+    return frame[frame["encoding"] != "sinusoidal"][figures.COLUMNS]
+
+
+def growth(results: pd.DataFrame) -> pd.DataFrame:
+    """Seconds and MB of a pass, against the length; and what one layer's T² weights would take."""
+    seconds = _panel(ratios(results, "growth", "seconds"), "seconds", "value")
+    held = _panel(ratios(results, "growth", "bytes"), "MB", "value")
+    H = bench.decoder("nope", 1, CPU).config.n_heads
+    written = held.drop_duplicates("x").assign(encoding=TENSOR)
+    written["value"] = 4.0 * H * written["x"] ** 2
+    frame = pd.concat([seconds, held, written], ignore_index=True)
+    numbers = ["value", "sd", "low", "high"]
+    frame.loc[frame["panel"] == "MB", numbers] *= 1e-6
+    return frame[figures.COLUMNS]
+
+
+TENSOR = "weights or bias as a tensor"
+
+
+def decoding(results: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a second, against the tokens in the cache."""
+    rows = ratios(results, "decoding", "seconds")
+    rows = rows.assign(value=bench.GENERATED / rows["value"].astype(float))
+    return _panel(rows, "", "value")[figures.COLUMNS]
+
+
+def exponents(results: pd.DataFrame) -> pd.DataFrame:
+    """How time and memory grow with the length; see `bench.exponents`."""
+    names = {"encoding": "subject", "length": "case"}
+    return bench.exponents(results.rename(columns=names))
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+def draw_times(frame: pd.DataFrame):
+    panels = [p for p in (THEN, WRITTEN, NOW) if (frame["panel"] == p).any()]
+    figure, axes = figures.canvas(len(panels))
+    for ax, panel in zip(axes, panels, strict=True):
+        figures.curves(ax, frame[frame["panel"] == panel])
+        _lengths(ax, frame["x"])
+        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+        ax.set_yscale("log", base=2)
+        ax.set(title=panel, ylim=(0.75, 1.15 * frame["value"].max()))
+        ax.set_yticks(
+            ticks := [n for n in (1, 1.5, 2, 3, 4, 6, 8) if n < frame["value"].max() * 1.1]
+        )
+        ax.set_yticklabels([f"{n:g}" for n in ticks])
+        ax.minorticks_off()
+        figures.direct_labels(ax)
+    axes[0].set_ylabel("time a token, over that with sinusoids")
+    return figure
+
+
+def draw_memory(frame: pd.DataFrame):
+    panels = list(dict.fromkeys(frame["panel"]))
+    figure, axes = figures.canvas(len(panels))
+    for ax, panel in zip(axes, panels, strict=True):
+        figures.curves(ax, frame[frame["panel"] == panel])
+        _lengths(ax, frame["x"])
+        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+        ax.set(title=panel)
+        figures.direct_labels(ax)
+    axes[0].set_ylabel("memory, over that with sinusoids")
+    return figure
+
+
+def draw_growth(frame: pd.DataFrame):
+    figure, axes = figures.canvas(2)
+    for ax, panel in zip(axes, ("seconds", "MB"), strict=True):
+        figures.curves(ax, frame[frame["panel"] == panel])
+        _lengths(ax, frame["x"])
+        ax.set_yscale("log")
+        ax.set_ylabel(f"{panel}, of one pass")
+        figures.direct_labels(ax)
+    return figure
+
+
+def draw_decoding(frame: pd.DataFrame):
+    figure, (ax,) = figures.canvas()
+    figures.curves(ax, frame)
+    _lengths(ax, frame["x"])
+    ax.set(xlabel="tokens in the cache", ylabel="tokens generated a second", ylim=(0, None))
+    figures.direct_labels(ax)
+    return figure
+
+
+def _lengths(ax, x):
+    ticks = sorted(x.unique())
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, labels=[f"{n:g}" for n in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("tokens in a sequence")
+
+
+FIGURES = {
+    "cost_training": (training_times, draw_times),
+    "cost_inference": (inference_times, draw_times),
+    "cost_memory": (memory, draw_memory),
+    "cost_growth": (growth, draw_growth),
+    "cost_decoding": (decoding, draw_decoding),
+}
+TABLES = {"cost_exponents": exponents}
