@@ -169,7 +169,8 @@ def zero_shot(decoder, training, settings: dict) -> list[dict]:
     for method in settings["methods"]:
         model = rescaled(decoder, METHODS[method](s))
         for length in (L, s * L):
-            rows.append(_row("zero_shot", method, s, "nll", length, *_loss(model, length, settings)))
+            found = _loss(model, length, settings)
+            rows.append(_row("zero_shot", method, s, "nll", length, *found))
     return rows
 
 
