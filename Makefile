@@ -11,7 +11,7 @@ LAB_ARGS ?=
 export WORKERS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick reproduce full accept test lab lint clean
+.PHONY: help setup quick reproduce full accept bench test lab lint clean
 
 VENV_PYTHON := .venv/bin/python
 # The stamp is written last and holds the folder that .venv was made for.
@@ -37,6 +37,9 @@ full: $(STAMP) ## the long profile: longer training, more seeds; stops and resum
 
 accept: $(STAMP) ## promote build/default to the committed reference
 	@$(VENV_PYTHON) -m lib accept
+
+bench: $(STAMP) ## measure what things cost on this machine (GPU where present), into build/bench/
+	@$(VENV_PYTHON) -m lib bench
 
 # One pytest for both: the workers share out test files and notebooks, a notebook stays whole.
 test: $(STAMP) ## unit tests, and every notebook against its committed outputs

@@ -4,6 +4,7 @@
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
+    python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib notebooks     execute the committed notebooks in place, on the reference
 """
@@ -49,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--profile", default="default", help="quick, default or full")
     add("accept", _accept, "promote build/default to the committed reference")
     add("sweep", _sweep, "choose the learning rates anew")
+    bench = add("bench", _bench, "measure what things cost on this machine")
+    bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -79,6 +82,12 @@ def _sweep(options):
 
     learning_rates.sweep()
     vision.sweep()
+
+
+def _bench(options):
+    from lib import bench
+
+    bench.run(options.parts or None)
 
 
 def _readme(options):

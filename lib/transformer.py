@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lib.attention import attend, causal_mask, toeplitz
+from lib.attention import Distances, attend, causal_mask, shared_bias
 from lib.encodings import build
 from lib.encodings.base import check_whole
 
@@ -88,7 +88,7 @@ class View:
     q_pos: torch.Tensor  # (Tq,) or (B, Tq)
     k_pos: torch.Tensor  # (Tk,) or (B, Tk)
     mask: torch.Tensor | None  # as in `attend`
-    bias: torch.Tensor | None  # as in `attend`
+    bias: torch.Tensor | Distances | None  # as in `attend`
     length: int | None  # as in `Encoding.rotate`
     real: torch.Tensor | None  # (B, Tk), as in `Cache`
     contiguous: bool  # as in `Cache`
@@ -230,11 +230,8 @@ class Decoder(nn.Module):
             # A padded query sees itself, so that its softmax has something to sum.
             itself = torch.eye(past + T, dtype=torch.bool, device=device)[past:]
             mask = (causal & real[:, None, None, :]) | itself  # (B, 1, T, past + T)
-        bias = None
-        encoding = self.encoding(0)
-        if contiguous and encoding.shared_across_layers and encoding.bias_by_distance is not None:
-            wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)
-            bias = toeplitz(encoding, T, past + T, device, wide)
+        dtype = self.embedding.weight.dtype
+        bias = shared_bias(self.encoding(0), positions, k_pos, contiguous, dtype)
         length = self._length(positions, cache)
         return View(positions, k_pos, mask, bias, length, real, contiguous, cache)
 

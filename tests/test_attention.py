@@ -1,13 +1,15 @@
 """Every path through `attend` against the formula, written out here once more."""
 
+import contextlib
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.attention import attend, causal_mask, plain, toeplitz
+from lib.attention import Distances, attend, causal_mask, path, plain, shared_bias, toeplitz
 from lib.encodings import ENCODINGS, Encoding, build
 
 TEXT = [name for name, cls in ENCODINGS.items() if "text" in cls.domain]
@@ -29,6 +31,16 @@ def draw_qkv(batch=2, n_queries=5, n_keys=5, h_kv=H, dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     shapes = (batch, H, n_queries, d), (batch, h_kv, n_keys, d), (batch, h_kv, n_keys, d)
     return [torch.randn(*shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@contextlib.contextmanager
+def in_blocks_of(n, whole=0):
+    """Blocks of n queries, and from whole + 1 queries on, so that small cases take every way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lib.attention.LEAST", n)
+        patch.setattr("lib.attention.BLOCK", n)
+        patch.setattr("lib.attention.WHOLE", whole)
+        yield
 
 
 def formula(q, k, v, encoding, q_pos, k_pos, visible):
@@ -75,9 +87,9 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("name", TEXT)
-@given(case=cases())
-@settings(max_examples=25)
-def test_attention_and_its_gradients_are_the_formulas(name, case):
+@given(case=cases(), block=st.sampled_from([None, 2, 3]))
+@settings(max_examples=40)
+def test_attention_and_its_gradients_are_the_formulas(name, case, block):
     n_queries, n_keys, h_kv, k_pos, mask, visible = case
     encoding = make(name)
     q, k, v = draw_qkv(2, n_queries, n_keys, h_kv)
@@ -86,7 +98,8 @@ def test_attention_and_its_gradients_are_the_formulas(name, case):
     inputs = [x.requires_grad_() for x in (q, k, v, *encoding.parameters())]
     results = []
     for attention, given_mask in ((attend, mask), (plain, mask), (formula, visible)):
-        y = attention(q, k, v, encoding, q_pos, k_pos, given_mask)
+        with in_blocks_of(block) if block else contextlib.nullcontext():
+            y = attention(q, k, v, encoding, q_pos, k_pos, given_mask)
         gradients = torch.autograd.grad((y * along).sum(), inputs, allow_unused=True)
         results.append([y, *gradients])
     for result in results[:2]:
@@ -94,6 +107,110 @@ def test_attention_and_its_gradients_are_the_formulas(name, case):
             assert (x is None) == (expected is None)
             if x is not None:
                 torch.testing.assert_close(x, expected, rtol=0, atol=1e-10)
+
+
+# --- which way, and what it holds -----------------------------------------------------------------
+
+POSITIONS = {"contiguous": torch.arange(40) + 7, "spread": 0.75 * torch.arange(40)}
+WAYS = {  # encoding, positions, dtype, with gradients → the way of 40 queries in blocks of 8
+    ("nope", "spread", torch.float64, True): "causal",
+    ("rope", "contiguous", torch.bfloat16, False): "causal",
+    ("alibi", "contiguous", torch.float64, True): "distances",
+    ("alibi", "contiguous", torch.bfloat16, True): "distances",
+    ("alibi", "spread", torch.float64, True): "masked in blocks",
+    ("alibi", "spread", torch.bfloat16, True): "formula in blocks",
+    ("t5", "contiguous", torch.float64, True): "distances, learned",
+    ("t5", "contiguous", torch.bfloat16, True): "formula in blocks",
+    ("t5", "contiguous", torch.bfloat16, False): "distances",
+    ("t5", "contiguous", torch.float64, False): "distances",
+    ("shaw", "contiguous", torch.float64, True): "formula in blocks",
+}
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers of a tensor that any operation inside gives, unfused kernels included."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes():
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.mark.parametrize("name, kind, dtype, gradients", WAYS)
+def test_every_way_can_be_asked_for_and_its_memory_grows_with_the_block(
+    name, kind, dtype, gradients
+):
+    T, block = 40, 8
+    encoding, positions = make(name), POSITIONS[kind][:T]
+    q, k, v = (x.requires_grad_(gradients) for x in draw_qkv(1, T, T, dtype=dtype))
+    with torch.set_grad_enabled(gradients), in_blocks_of(block), Largest() as largest:
+        found = path(q, k, encoding, positions, positions)
+        y = attend(q, k, v, encoding, positions, positions)
+        if gradients:
+            y.float().sum().backward()
+    assert found == WAYS[name, kind, dtype, gradients]
+    # Whole, it would be H·T². Shaw gathers from 2c + 1 relations, here almost as many as keys.
+    assert largest.numbers <= H * block * (T + block) < H * T * T
+
+
+def test_up_to_a_number_of_queries_the_bias_is_written_out():
+    positions, encoding = torch.arange(40), make("t5")
+    q, k, _ = draw_qkv(1, 40, 40)
+    with in_blocks_of(8, whole=40):
+        assert path(q, k, encoding, positions, positions) == "masked"
+        assert isinstance(shared_bias(encoding, positions, positions, True, q.dtype), torch.Tensor)
+    with in_blocks_of(8, whole=39):
+        assert isinstance(shared_bias(encoding, positions, positions, True, q.dtype), Distances)
+
+
+class Steep(Encoding):
+    """A penalty that puts distant keys out of sight, at another distance in each head, with a way
+    back into sight at the distance 37 in one head."""
+
+    def bias_by_distance(self, delta):
+        per_step = torch.tensor([900.0, 300.0, 60.0, 0.5], dtype=torch.float64)[:, None]
+        f = -per_step * delta.abs()
+        return f.masked_fill((delta == 37) & (per_step == 900), 0.0)
+
+
+@pytest.mark.parametrize("h_kv", [1, 2, 4])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_keys_out_of_sight_are_left_out_and_not_missed(monkeypatch, gradients, h_kv):
+    T, encoding, positions = 40, Steep(H * d, H, 64), torch.arange(40)
+    q, k, v = (x.requires_grad_(gradients) for x in draw_qkv(2, T, T, h_kv))
+    expected = plain(q, k, v, encoding, positions, positions)
+    pairs = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        "lib.attention.F.scaled_dot_product_attention",
+        lambda q, k, *a, **b: (
+            pairs.append(q.shape[1] * q.shape[2] * k.shape[2]) or kernel(q, k, *a, **b)
+        ),
+    )
+    with in_blocks_of(4):
+        y = attend(q, k, v, encoding, positions, positions)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    every = H * sum(4 * b for b in range(4, T + 1, 4))
+    assert sum(pairs) < every or h_kv < 4  # heads that share keys are served together
+    if gradients:
+        along = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).double()
+        found, right = (torch.autograd.grad((x * along).sum(), [q, k, v]) for x in (y, expected))
+        for x, z in zip(found, right, strict=True):
+            torch.testing.assert_close(x, z, rtol=0, atol=1e-12)
+
+
+def test_a_number_that_is_none_is_not_out_of_sight():
+    encoding, positions = Steep(H * d, H, 64), torch.arange(8)
+    q, k, v = draw_qkv(1, 8, 8)
+    k[0, :, 0] = torch.nan
+    with in_blocks_of(4):
+        assert attend(q, k, v, encoding, positions, positions)[0, :, 7].isnan().all()
 
 
 @pytest.mark.parametrize("n_queries, n_keys", [(1, 1), (1, 5), (3, 5), (5, 5)])
@@ -142,16 +259,18 @@ def test_a_bias_made_beforehand_is_the_one_asked_for(name, dtype):
         assert asked.dtype == made.dtype == dtype and torch.equal(asked, made)
 
 
+@pytest.mark.parametrize("block", [None, 64])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", TEXT)
-def test_half_precision_loses_the_rounding_of_its_inputs_and_no_more(name, dtype):
+def test_half_precision_loses_the_rounding_of_its_inputs_and_no_more(name, dtype, block):
     # Far from the beginning, where a rounded bias or a rounded phase would be off by whole units.
     encoding = make(name)
     positions = torch.arange(300) + 4000
-    for n_queries, h_kv in ((1, 4), (2, 2)):
+    for n_queries, h_kv in ((1, 4), (2, 2), (130, 4)):
         q, k, v = draw_qkv(1, n_queries, 300, h_kv, dtype=dtype)
         q_pos = positions[300 - n_queries :]
-        y = attend(q, k, v, encoding.float(), q_pos, positions)
+        with in_blocks_of(block) if block else contextlib.nullcontext(), torch.no_grad():
+            y = attend(q, k, v, encoding.float(), q_pos, positions)
         wide = (x.double() for x in (q, k, v))
         visible = causal_mask(n_queries, 300)
         expected = formula(*wide, encoding.double(), q_pos, positions, visible)

@@ -336,6 +336,46 @@ def test_half_precision_stays_near(kind):
         assert (logits.float() - expected).abs().max() < 0.05 * expected.abs().max()
 
 
+# --- the bias that all layers share -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t5", "alibi"])
+@torch.no_grad()
+def test_the_layers_share_one_bias_wherever_positions_come_from(name, monkeypatch):
+    model, tokens = MODELS[name], draw_tokens(2, 9)
+    asked = []
+    ask = type(model.encodings[0]).bias_by_distance
+    monkeypatch.setattr(
+        type(model.encodings[0]), "bias_by_distance", lambda *a: asked.append(1) or ask(*a)
+    )
+    padding = torch.arange(9) >= torch.tensor([[0], [4]])
+    for more in ({}, {"positions": torch.arange(9) * 0.5}, {"padding_mask": padding}):
+        asked.clear()
+        model(tokens, **more)
+        assert len(model.blocks) > len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(generation=generations(), block=st.integers(2, 5))
+@settings(max_examples=10)
+def test_a_long_sequence_in_blocks_is_the_whole_with_its_gradients(kind, generation, block):
+    tokens, _, padding, positions = generation
+    model = MODELS[kind]
+    real = torch.ones_like(tokens).bool() if padding is None else padding
+
+    def outcome():
+        logits = model(tokens, positions, padding)[real]
+        return [logits, *torch.autograd.grad(logits.square().sum(), model.parameters())]
+
+    expected = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lib.attention.WHOLE", 1)
+        patch.setattr("lib.attention.LEAST", block)
+        patch.setattr("lib.attention.BLOCK", block)
+        for x, y in zip(outcome(), expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

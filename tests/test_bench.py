@@ -1,0 +1,107 @@
+"""The measurements themselves: what is counted, what is compared, and how a power is fitted."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from refusing import refuses
+
+from lib import bench
+from lib.training import Training, TrainingConfig
+
+CPU = torch.device("cpu")
+
+
+def test_memory_is_the_most_that_was_lent_at_once():
+    def f():
+        a = torch.empty(1000, dtype=torch.float64)  # 8000 bytes
+        b = torch.empty(500)  # 2000 more
+        del a
+        return b, torch.empty(250)  # 1000: less than was given back
+
+    assert bench.peak_bytes(f, CPU) == pytest.approx(10_000, abs=500)  # rounded up to lines
+    assert bench.peak_bytes(lambda: None, CPU) == 0
+
+
+def test_candidates_take_turns_and_every_one_comes_first():
+    order = []
+    found = bench.in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 3, CPU)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab"  # the first three are not counted
+    assert all(len(times) == 3 for times in found.values())
+
+
+def test_seconds_are_those_of_the_call():
+    assert 0.02 <= bench.seconds(lambda: time.sleep(0.02), CPU) < 1
+
+
+def test_a_ratio_is_taken_within_its_round():
+    times = {"sinusoidal": [1.0, 10.0, 2.0], "rope": [2.0, 20.0, 4.0]}
+    table = bench.summary(pd.DataFrame(bench.rows("training", 64, times, "seconds")))
+    rope = table.set_index("subject").loc["rope"]
+    assert (rope["ratio"], rope["ratio_low"], rope["ratio_high"]) == (2, 2, 2)
+    assert (rope["value"], rope["rounds"]) == (4, 3)
+
+
+@given(st.floats(0.5, 2.5), st.floats(1e-6, 1e3))
+def test_the_exponent_of_a_power_is_found(p, factor):
+    frames = [
+        bench.rows("growth", n, {"rope": [factor * float(n) ** p]}, "bytes") for n in bench.LONG
+    ]
+    found = bench.exponents(pd.DataFrame(sum(frames, []))).iloc[0]
+    assert np.isclose(found[["exponent", "exponent_at_the_end"]].astype(float), p).all()
+
+
+def test_the_step_that_is_timed_is_the_step_of_the_trainings():
+    rng = np.random.default_rng(0)
+    config = TrainingConfig("rope", seed=0, learning_rate=1e-3, tokens=5120, batch_tokens=128)
+    training = Training(config, [rng.integers(0, 50, 300)], 50)
+    window = training.windows.batch(0, 0, 2)
+    model = config.decoder(50).train()
+    step = bench.step_of(model, model, bench.optimizer_of(model, config), window)
+    training.step()
+    assert step() == training.losses[0]
+
+
+def test_the_papers_table_is_read_as_ratios_to_sinusoids():
+    table = bench.published().set_index(["subject", "case"])
+    assert table.loc[("rope", 512), "training"] == 28500 / 20000
+    assert table.loc[("t5", 3072), "inference"] == 42400 / 4900
+    assert table.loc[("alibi", 1024), "memory"] == 19.3 / 19.2
+    assert (table.loc["sinusoidal"] == 1).all().all()
+
+
+def test_every_encoding_is_measured_in_training_and_inference():
+    length = 150
+    found = pd.DataFrame(bench.encodings(CPU, 1, lengths=(length,), n_tokens=length))
+    assert set(found["subject"]) == set(bench.TEXT)
+    table = bench.summary(found)
+    assert (table["value"] > 0).all() and (table["part"].isin(["training", "inference"])).all()
+    repeated = bench.peak_bytes(bench.inference_of("alibi", length, CPU, length), CPU)
+    first = found[(found["subject"] == "alibi") & (found["part"] == "inference")]
+    assert repeated in set(first["value"])  # memory is counted, the same each time
+
+
+def test_decoding_starts_from_a_full_cache():
+    found = pd.DataFrame(bench.decoding(CPU, 1, contexts=(16,), names=["alibi", "learned"]))
+    assert len(found) == 2 and (found["value"] > 0).all()
+
+
+def test_growth_is_measured_at_every_length():
+    found = pd.DataFrame(bench.growth(CPU, 1, lengths=(16, 32, 64), names=["sinusoidal", "t5"]))
+    assert len(found) == 3 * 2 * 2
+    assert set(bench.exponents(found)["quantity"]) == {"seconds", "bytes"}
+
+
+def test_attention_is_measured_both_ways():
+    found = pd.DataFrame(bench.attention(CPU, 1, length=160))
+    times = found[found["quantity"] == "seconds"]
+    assert set(times["subject"]) == {"nope", "alibi", "t5", "mask tensor"}
+    assert times["part"].nunique() == 2 and (found["value"] > 0).all()
+
+
+def test_an_unknown_part_is_refused_before_anything_runs():
+    refuses(lambda: bench.run(["rotations"]), "rotations", "rotation, attention")
