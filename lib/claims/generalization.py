@@ -144,10 +144,14 @@ def _some(what: str, parts: list[Part]) -> Part:
         verdict = REFUTED if words and set(words) == {REFUTED} else UNDECIDED
     compared = [part for part in parts if part.measured != MISSING]
     shown = [part for part in compared if part.verdict == HOLDS] or compared
-    numbers = [f"{part.what} {part.measured}" for part in shown]
-    if len(compared) < len(parts):
-        numbers.append(f"{len(parts) - len(compared)} of {len(parts)} pairs could not be compared")
-    return Part(what, verdict, ", ".join(numbers) or MISSING)
+    numbers = [f"{part.what} {part.measured}" for part in shown[:SHOWN]]
+    if not numbers:
+        return Part(what, verdict, MISSING)
+    counts = f"{words.count(HOLDS)} of {len(compared)} compared"
+    return Part(what, verdict, f"{counts}: {', '.join(numbers)}{' …' * (len(shown) > SHOWN)}")
+
+
+SHOWN = 3  # of the numbers behind one part
 
 
 def _published() -> list[Part]:
