@@ -446,9 +446,7 @@ def draw_offsets(frame: pd.DataFrame):
         labels = [look.label for look in names.values()] if i % columns == 0 else []
         ax.set_yticks(range(len(labels)), labels)
         ax.set(title=panel.replace("_", " "), xlim=(-0.05, 1.05))
-        ax.set_xlabel(
-            "exact match at the trained lengths" if i else "filled: from 0; open: shifted"
-        )
+        ax.set_xlabel("exact match; filled: as trained, open: shifted")
         ax.set_ylim(len(names) - 0.5, -0.5)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
