@@ -21,6 +21,7 @@ STUDIES = (
     "longrope",
     "conformance",
     "generalization",
+    "vision",
 )
 
 
