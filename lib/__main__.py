@@ -3,7 +3,7 @@
     python -m lib run --profile quick | default | full
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
-    python -m lib sweep         choose the learning rates anew (data/learning_rates.csv)
+    python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib notebooks     execute the committed notebooks in place, on the reference
@@ -78,9 +78,10 @@ def _accept(options):
 
 
 def _sweep(options):
-    from lib.studies import learning_rates
+    from lib.studies import learning_rates, vision
 
     learning_rates.sweep()
+    vision.sweep()
 
 
 def _bench(options):

@@ -71,7 +71,8 @@ def refresh(names=None):
     names: stems, None for all. Either all of them are replaced or, when one fails, none. Raises as
     `execute` does.
     """
-    chosen, staged = sources(names), paths.BUILD / "refresh"
+    # A folder of this process: two that refresh at once leave each other's alone.
+    chosen, staged = sources(names), paths.BUILD / f"refresh-{os.getpid()}"
     _run(chosen, staged, {})
     for path in chosen:
         files.write_text(normalised(nbformat.read(staged / path.name, as_version=4)), path)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from refusing import refuses
 
-from lib import corpus, figures, runs, smollm2
+from lib import corpus, figures, pictures_real_model, runs, smollm2
 from lib.claims import real_model as parts
 from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED
 from lib.encodings import build
@@ -237,6 +237,16 @@ def test_passkeys_are_counted_over_depths():
     frame = study.passkeys(pd.DataFrame(rows))
     assert frame["value"].tolist() == [0.75] and frame["n"].tolist() == [4]
     figures.plt.close(study.draw_passkeys(frame))
+
+
+def test_the_picture_of_pairs_shows_what_it_is_given():
+    turns, ratio = np.array([100.0, 1.0, 0.1]), np.array([1.0, 0.7, 0.5])
+    figure = pictures_real_model.slowed_pairs(turns, {"ntk": ratio, "linear": 0 * ratio + 0.5}, 2.0)
+    (ax,) = figure.axes
+    drawn = {line.get_label(): line.get_ydata() for line in ax.get_lines()}
+    assert (drawn[figures.LABELS["ntk"]] == ratio).all()
+    danger = ax.collections[0].get_paths()[0].get_extents()
+    assert danger.x1 == 1.0 and danger.y0 == 0.5  # slow pairs that 2 L takes too far
 
 
 # ---- what it says to claims ----------------------------------------------------------------------

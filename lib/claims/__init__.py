@@ -12,7 +12,7 @@ import pandas as pd
 from lib import paths, studies
 from lib.claims import entries
 from lib.claims.entries import Entry
-from lib.claims.verdicts import HOLDS, NOT_TESTABLE, UNDECIDED, Part, combine, overall
+from lib.claims.verdicts import NOT_TESTABLE, UNDECIDED, Part, combine, overall
 
 COLUMNS = (
     "id", "kind", "verdict", "verdict_here", "verdict_published", "measured", "expected", "detail"
@@ -85,15 +85,6 @@ def line(id: str, profile: str) -> None:
     print(f"{id} {words}\n  expected: {row['expected']}")
     for found in filter(None, row["measured"].split(" | ")):
         print(f"  {found}")
-
-
-def exact(id: str, holds: bool, measured: str, expected: str) -> str:
-    """Print and return a verdict line on a proof that a notebook made itself."""
-    if getattr(holds, "ndim", 0):
-        raise ValueError(f"{id}: holds must be one truth value: use .all() or .any().")
-    word = HOLDS if bool(holds) else "refuted"
-    print(text := f"{id} {word} · measured {measured} · expected {expected}")
-    return text
 
 
 def _parts(entry: Entry, results: Results) -> tuple[list[Part], list[Part]]:

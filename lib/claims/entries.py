@@ -27,9 +27,9 @@ class Entry:
         kind: proof obligation (exact), runs here (measured, cost), a paper's own table (published),
             a fact about a model or paper (record), or a table of several claims (all).
         regime: the setting that the claim is about.
-        test: the function that decides it, "proofs.NAME", or "MODULE.NAME" of another module of this
-            package, which is given the results first; it takes the keys of `tolerance` by name.
-            None: `needs` says what a decision takes, or `verdict` gives it.
+        test: the function that decides it, "proofs.NAME", or "MODULE.NAME" of another module here,
+            which is given the results first; it takes the keys of `tolerance` by name. None:
+            `needs` says what a decision takes, or `verdict` gives it.
         expected: what the claim needs to hold; {key} stands for a tolerance.
         because: why these tolerances.
         verdict, found: the word that the sources alone give, and what they say.

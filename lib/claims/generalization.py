@@ -17,7 +17,7 @@ from lib.studies import extrapolation
 from lib.studies import generalization as study
 
 Parts = tuple[list[Part], list[Part]]
-INF = math.inf
+MISSING = "not there"
 
 
 def nope_generalises_best(results, gap: float) -> Parts:
@@ -56,13 +56,13 @@ def tasks_choose_encodings(results, gap: float) -> Parts:
             a, b = (_best({e: found.get((task, e)) for e in side}) for side in (STRICT, LOCAL))
             parts.append(_difference(found, task, a, b, gap))
     if not parts:
-        parts.append(Part("retrieval by position", UNDECIDED, "not there"))
+        parts.append(Part("retrieval by position", UNDECIDED, MISSING))
     text, T = results["extrapolation"], extrapolation.L
     losses = {e: _loss(text, e, 2 * T) for e in (*STRICT, *LOCAL)}
     a, b = (_best({e: -losses[e] for e in side}) for side in (LOCAL, STRICT))
     what = f"text, {T} → {2 * T}"
     if not a or not b:
-        return [*parts, Part(what, UNDECIDED, "not there")], []
+        return [*parts, Part(what, UNDECIDED, MISSING)], []
     lead = _interval(paired(losses[b], losses[a]))
     words = f"loss of {_name(b)} − {_name(a)}"
     return [*parts, _part(f"{what}, {words}", lead, 0.0, "nats")], []
@@ -119,14 +119,14 @@ def _name(encoding: str) -> str:
 def _difference(found: Found, task: str, a: str | None, b: str | None, gap: float) -> Part:
     """Whether a leads b by more than `gap` of the instances past the trained lengths."""
     if (task, a) not in found or (task, b) not in found:
-        return Part(f"{task}, {a} − {b}", UNDECIDED, "not there")
+        return Part(task, UNDECIDED, MISSING)
     values = paired(found[task, a], found[task, b])
     return _part(f"{task}, {_name(a)} − {_name(b)}", _interval(values), gap)
 
 
 def _part(what: str, found: figures.Interval | None, least: float, unit: str = "") -> Part:
     if found is None:
-        return Part(what, UNDECIDED, "not there")
+        return Part(what, UNDECIDED, MISSING)
     words = f"{found.value:+.2f}"
     if math.isnan(found.low):
         words += f" ({found.n} seed{'s' * (found.n > 1)})"
@@ -142,9 +142,16 @@ def _some(what: str, parts: list[Part]) -> Part:
         verdict = HOLDS
     else:
         verdict = REFUTED if words and set(words) == {REFUTED} else UNDECIDED
-    shown = [p for p in parts if p.verdict == HOLDS] or parts
-    numbers = ", ".join(f"{part.what} {part.measured}" for part in shown)
-    return Part(what, verdict, numbers or "not there")
+    compared = [part for part in parts if part.measured != MISSING]
+    shown = [part for part in compared if part.verdict == HOLDS] or compared
+    numbers = [f"{part.what} {part.measured}" for part in shown[:SHOWN]]
+    if not numbers:
+        return Part(what, verdict, MISSING)
+    counts = f"{words.count(HOLDS)} of {len(compared)} compared"
+    return Part(what, verdict, f"{counts}: {', '.join(numbers)}{' …' * (len(shown) > SHOWN)}")
+
+
+SHOWN = 3  # of the numbers behind one part
 
 
 def _published() -> list[Part]:

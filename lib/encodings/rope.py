@@ -37,18 +37,29 @@ def turn(x, phase, layout: str, amplitude=1.0):
     phase is reduced to a cosine and a sine in float64, the product is made in float32 or wider, the
     cast to the dtype of x comes last.
     """
-    size = amplitude * torch.ones_like(phase)
-    if phase.dim() == 3:
-        phase, size = phase[:, None], size[:, None]  # (B, 1, T, d/2)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x_wide = x.to(wide)
+    return turn_by(x, *table(phase, amplitude, x.dtype), layout)
+
+
+def table(phase, amplitude, dtype):
+    """Cosine and sine of a phase in float64, times the amplitude, as wide as x (`dtype`) is turned:
+    both of the phase's shape. Made once, it turns the queries and the keys."""
+    cos, sin = phase.cos(), phase.sin()
+    if not isinstance(amplitude, float) or amplitude != 1.0:
+        cos, sin = amplitude * cos, amplitude * sin
+    wide = torch.promote_types(dtype, torch.float32)
+    return cos.to(wide), sin.to(wide)
+
+
+def turn_by(x, cos, sin, layout: str):
+    """Turn the pairs of x (B, H, T, d) by what `table` made, (T, d/2) or (B, T, d/2)."""
+    if cos.dim() == 3:
+        cos, sin = cos[:, None], sin[:, None]  # (B, 1, T, d/2)
+    x_wide = x.to(cos.dtype)
     if layout == "interleaved" and not torch.compiler.is_compiling():
         # One product of complex numbers is one pass over memory; the compiler has none.
         z = _as_complex(x_wide)  # (B, H, T, d/2)
-        z = z * torch.polar(size, phase).to(z.dtype)
-        turned = torch.view_as_real(z).flatten(-2)
+        turned = torch.view_as_real(z * torch.complex(cos, sin)).flatten(-2)
     else:
-        cos, sin = (size * phase.cos()).to(wide), (size * phase.sin()).to(wide)
         a, b = _pairs(x_wide, layout)
         turned = _join(a * cos - b * sin, b * cos + a * sin, layout)
     return turned.to(x.dtype)
@@ -138,19 +149,23 @@ class RoPE(Encoding):
         if self.unscaled_length is not None and length is None:
             length = torch.maximum(_length(q_pos), _length(k_pos))  # () or (B, 1)
         m = self.attention_factor
-        growth = 1.0 if self.log_length is None else _log_growth(q_pos, self.log_length)
-        return self._turn(q, q_pos, length, m * growth), self._turn(k, k_pos, length, m)
-
-    def _turn(self, x, positions, length, amplitude):
-        if self.scaling is None:
-            # p · θ_k: (T, d/2) or (B, T, d/2)
-            phase = positions.to(torch.float64)[..., None] * self.frequencies(positions.device)
+        of_k = table(self.phase(k_pos, length), m, k.dtype)
+        if q_pos is k_pos and self.log_length is None and q.dtype == k.dtype:
+            of_q = of_k
         else:
-            length = torch.as_tensor(
-                1 if length is None else length, dtype=torch.float64, device=positions.device
-            )
-            phase = self.scaling.phase(positions, self.d, self.base, length)
-        return turn(x, phase, self.layout, amplitude)
+            growth = 1.0 if self.log_length is None else _log_growth(q_pos, self.log_length)
+            of_q = table(self.phase(q_pos, length), m * growth, q.dtype)
+        return turn_by(q, *of_q, self.layout), turn_by(k, *of_k, self.layout)
+
+    def phase(self, positions, length=None):
+        """p·θ_k, as scaled for a sequence of `length`, in float64: positions (T,) → (T, d/2), or
+        (B, T) → (B, T, d/2)."""
+        if self.scaling is None:
+            return positions.to(torch.float64)[..., None] * self.frequencies(positions.device)
+        length = torch.as_tensor(
+            1 if length is None else length, dtype=torch.float64, device=positions.device
+        )
+        return self.scaling.phase(positions, self.d, self.base, length)
 
 
 def _length(positions):

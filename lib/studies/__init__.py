@@ -22,6 +22,7 @@ STUDIES = (
     "longrope",
     "conformance",
     "generalization",
+    "vision",
     "cost",
 )
 

@@ -169,7 +169,8 @@ def zero_shot(decoder, training, settings: dict) -> list[dict]:
     for method in settings["methods"]:
         model = rescaled(decoder, METHODS[method](s))
         for length in (L, s * L):
-            rows.append(_row("zero_shot", method, s, "nll", length, *_loss(model, length, settings)))
+            found = _loss(model, length, settings)
+            rows.append(_row("zero_shot", method, s, "nll", length, *found))
     return rows
 
 
@@ -382,9 +383,10 @@ def _cut(ax, rows: pd.DataFrame, highest: float, lowest: float):
     room = 0.06 * (highest - lowest)
     ax.set_ylim(lowest - 2 * room, highest + 3 * room)
     for _, row in rows[rows["value"] > highest + 3 * room].iterrows():
-        colour = figures.COLOURS[row["encoding"]]
-        place = {"xytext": (0, -12), "textcoords": "offset points", "va": "top", "ha": "center"}
-        ax.annotate(f"{row['value']:.0f} ↑", (row["x"], highest + 3 * room), color=colour, **place)
+        ends = {rows["x"].min(): "left", rows["x"].max(): "right"}
+        place = {"xytext": (0, -12), "textcoords": "offset points", "va": "top"}
+        place |= {"color": figures.COLOURS[row["encoding"]], "ha": ends.get(row["x"], "center")}
+        ax.annotate(f"{row['value']:.0f} ↑", (row["x"], highest + 3 * room), **place)
 
 
 def draw_tuned(frame: pd.DataFrame):
@@ -417,10 +419,9 @@ def draw_changed_within(frame: pd.DataFrame):
         ax.axhline(0, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set(xlabel=label)
         figures.direct_labels(ax)
-    known = frame.loc[frame["x"] > 0, ["value", "low", "high"]]
-    room = 0.04 * (known.max(axis=None) - known.min(axis=None))
+    limits = [ax.get_ylim() for ax in axes]  # a shared axis would cut what one panel lacks
     for ax in axes:
-        ax.set_ylim(known.min(axis=None) - room, known.max(axis=None) + room)
+        ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     axes[0].set_ylabel("loss within L, over the\nunscaled model's (nats)")
     return figure
 

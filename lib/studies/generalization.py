@@ -57,14 +57,23 @@ PROFILES = {
         "sizes": {**SIZES, "longest": L, "instances": 100},
     },
     "default": {
-        "steps": {"copy": 600, "sorting": 500, "brackets": 400},
+        "steps": {"copy": 550, "sorting": 450, "brackets": 350},
         "encodings": SURVEY,
         "drawn": ("copy",),
         "seeds": (0, 1, 2),
         "sizes": {**SIZES, "longest": L, "instances": 128},
     },
     "full": {
-        "steps": dict.fromkeys(tasks.TASKS, 4000),
+        "steps": {
+            "copy": 1500,
+            "reverse": 1500,
+            "addition": 6000,
+            "sorting": 1500,
+            "parity": 2000,
+            "selective_copy": 1500,
+            "associative_recall": 4000,
+            "brackets": 1500,
+        },
         "encodings": SURVEY,
         "drawn": tuple(tasks.TASKS),
         "seeds": (0, 1, 2),
@@ -72,7 +81,7 @@ PROFILES = {
     },
 }
 # Core-seconds, measured on two cores; "full" is reckoned from the steps of the others.
-COST = {"quick": 30, "default": 600, "full": 15_000}
+COST = {"quick": 30, "default": 600, "full": 9_000}
 
 
 def jobs(profile: str) -> list[runs.Job]:
@@ -357,6 +366,7 @@ def mean_reciprocal_rank(results: pd.DataFrame) -> pd.DataFrame:
     columns = ["source", "encoding", *figures.Interval._fields, "tasks", "solved"]
     theirs = published().assign(source=PAPER, n=3, tasks=10).rename(columns={"mrr": "value"})
     both = pd.concat([pd.DataFrame(rows, columns=columns), theirs.reindex(columns=columns)])
+    both = both.astype({"tasks": "Int64", "solved": "Int64"})
     return both.rename(columns={"value": "mrr"}).reset_index(drop=True)
 
 
@@ -371,7 +381,7 @@ def draw_curves(frame: pd.DataFrame):
     for ax, panel in zip(axes, panels, strict=False):
         figures.curves(ax, frame[frame["panel"] == panel])
         ax.axvline(L, color="#999999", lw=0.8, ls="--", zorder=0)
-        ax.set(title=title(panel), xlabel="length of the instance", ylim=(-0.03, 1.03))
+        ax.set(title=title(frame, panel), xlabel="length of the instance", ylim=(-0.03, 1.03))
         ax.set_xticks(sorted(frame["x"].unique()), minor=True)
         ax.set_xticks([L, 2 * L, 3 * L])
         figures.direct_labels(ax)
@@ -382,12 +392,22 @@ def draw_curves(frame: pd.DataFrame):
     return figure
 
 
-def title(task: str) -> str:
-    return task.replace("_", " ")
+def title(frame: pd.DataFrame, task: str) -> str:
+    """The name of the task, and whether no encoding of the survey has solved it."""
+    able = [e for e in _solving(frame, task) if e in SURVEY]
+    return task.replace("_", " ") + ("" if able else ", unsolved")
+
+
+def _solving(frame: pd.DataFrame, task: str) -> list[str]:
+    """The encodings that solve a task at the trained lengths, from the frame of `curves`."""
+    rows = frame[(frame["panel"] == task) & (frame["x"] <= L)]
+    means = rows.groupby("encoding", sort=False)["value"].mean()
+    return list(means.index[means >= SOLVED])
 
 
 def draw_map(frame: pd.DataFrame):
-    """The same as a heat map: a row an encoding, a column a length, a panel a task."""
+    """The same as a heat map: a row an encoding, a column a length, a panel a task; in parentheses
+    where the encoding has not solved the task at the trained lengths."""
     panels = list(dict.fromkeys(frame["panel"]))
     columns = min(len(panels), 4)
     figure, axes = figures.canvas(columns, -(-len(panels) // columns))
@@ -395,21 +415,23 @@ def draw_map(frame: pd.DataFrame):
     for i, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         table = frame[frame["panel"] == panel].pivot(index="encoding", columns="x", values="value")
         table = table.reindex(index=list(names))
+        able = _solving(frame, panel)
         image = ax.imshow(table, norm=Normalize(0, 1), aspect="auto", cmap="cividis")
         for (row, column), value in np.ndenumerate(table.to_numpy()):
             if np.isnan(value):  # not trained on this task
                 continue
             ink = "white" if value < 0.5 else "black"
-            ax.text(column, row, f"{100 * value:.0f}", ha="center", va="center", color=ink, size=8)
+            text = f"{100 * value:.0f}" if table.index[row] in able else f"({100 * value:.0f})"
+            ax.text(column, row, text, ha="center", va="center", color=ink, size=8)
         ax.set_xticks(range(table.shape[1]), [f"{x:g}" for x in table.columns])
         labels = [look.label for look in names.values()] if i % columns == 0 else []
         ax.set_yticks(range(len(labels)), labels)
         ax.axvline((table.columns <= L).sum() - 0.5, color="white", lw=2)
-        ax.set(title=title(panel), xlabel="length of the instance")
+        ax.set(title=title(frame, panel), xlabel="length of the instance")
         ax.grid(False)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    figure.colorbar(image, ax=list(axes), label="exact match", shrink=0.8)
+    figure.colorbar(image, ax=list(axes), label="exact match (numbers: %)", shrink=0.8)
     return figure
 
 
@@ -432,7 +454,8 @@ def draw_offsets(frame: pd.DataFrame):
                 ax.plot(row["value"], at, look.marker, color=look.colour, mfc=face, zorder=3)
         labels = [look.label for look in names.values()] if i % columns == 0 else []
         ax.set_yticks(range(len(labels)), labels)
-        ax.set(title=title(panel), xlabel="exact match", xlim=(-0.05, 1.05))
+        ax.set(title=panel.replace("_", " "), xlim=(-0.05, 1.05))
+        ax.set_xlabel("exact match; filled: as trained, open: shifted")
         ax.set_ylim(len(names) - 0.5, -0.5)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()

@@ -268,7 +268,8 @@ def factors_found(results: pd.DataFrame) -> pd.DataFrame:
 def draw_search(frame: pd.DataFrame):
     figure, (ax,) = figures.canvas()
     figures.curves(ax, frame)
-    ax.set(xlabel="evaluations", ylabel="best so far on the search text,\nover the best formula (%)")
+    label = "best so far on the search text,\nover the best formula (%)"
+    ax.set(xlabel="evaluations", ylabel=label)
     figures.direct_labels(ax)
     return figure
 
