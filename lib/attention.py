@@ -33,8 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from lib.encodings.base import Encoding, without_autocast
 
 WHOLE = 128  # up to so many queries a bias is written out: nothing would be gained by blocks
-# Queries in a block, least and most: enough to keep the kernel busy, few enough to skip the future.
-LEAST, BLOCK = 128, 512
+# Queries in a block, least and most: enough to keep the kernel busy (from 768 on, torch's has larger
+# tiles), few enough to skip the future. Fewer where a block of weights is held for a gradient.
+LEAST, BLOCK, LEARNED_BLOCK = 128, 768, 256
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -231,10 +232,11 @@ def _masked_block(q, k, v, encoding, q_pos, k_pos, mask):
     return _masked(q, k, v, mask, encoding.bias(q, k, q_pos, k_pos, mask))
 
 
-def _blocks(n_queries: int) -> list[tuple[int, int]]:
-    """Where blocks begin and end: about eight of them, so that little of the future is computed in
-    vain at short lengths too, with LEAST … BLOCK queries in each."""
-    n = max(LEAST, min(BLOCK, n_queries // 8))
+def _blocks(n_queries: int, most: int | None = None) -> list[tuple[int, int]]:
+    """Where blocks begin and end: about five of them, so that little of the future is computed in
+    vain at short lengths too, with LEAST … BLOCK (or `most`) queries in each."""
+    fifth = n_queries // 5 // LEAST * LEAST
+    n = max(LEAST, min(most or BLOCK, fifth))
     return [(a, min(a + n, n_queries)) for a in range(0, n_queries, n)]
 
 
@@ -347,7 +349,7 @@ class _LearnedDistances(torch.autograd.Function):
         q, k, v, f = ctx.saved_tensors
         n_queries, n_keys, scale = q.shape[-2], k.shape[-2], q.shape[-1] ** -0.5
         dq, dk, dv, df = torch.empty_like(q), *map(torch.zeros_like, (k, v, f))
-        for a, b in _blocks(n_queries):
+        for a, b in _blocks(n_queries, LEARNED_BLOCK):
             seen = n_keys - n_queries + b
             rows, x, y = q[:, :, a:b].flip(2), k[:, :, :seen], v[:, :, :seen]
             along = g[:, :, a:b].flip(2)
