@@ -438,9 +438,9 @@ def draw_by_position(frame: pd.DataFrame):
                 marker=marker, zorder=3 if dotted else 2,
             )  # fmt: skip
         ax.axvline(L, color="#999999", lw=0.8, ls="--", zorder=0)
-        ax.set_ylim(0.9 * frame["value"].min(), 1.1 * frame["value"].max())
         ax.set_yticks([10, 15, 20, 30, 40, 60], labels=["10", "15", "20", "30", "40", "60"])
         ax.minorticks_off()
+        ax.set_ylim(0.9 * frame["value"].min(), 1.1 * frame["value"].max())
         figures.direct_labels(ax)
     return figure
 
