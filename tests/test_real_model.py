@@ -12,7 +12,7 @@ from refusing import refuses
 
 from lib import corpus, figures, pictures_real_model, runs, smollm2
 from lib.claims import real_model as parts
-from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED
+from lib.claims.verdicts import HOLDS, REFUTED
 from lib.encodings import build
 from lib.studies import real_model as study
 from lib.transformer import Config, Decoder
@@ -269,6 +269,8 @@ def test_the_picture_of_pairs_shows_what_it_is_given():
 
 
 def verdicts(function, results, **tolerance):
+    if function is parts.on_another_base:
+        tolerance = {"worse": 0.1}
     return [part.verdict for part in function({"real_model": results}, **tolerance)]
 
 
@@ -294,10 +296,10 @@ def test_parts_hold_are_refuted_and_stay_open():
 
 
 @pytest.mark.parametrize("results", [pd.DataFrame(), study.collect([])])
-def test_what_was_not_measured_stays_open(results):
+def test_what_was_not_measured_leaves_the_small_models_alone(results):
     for function in (parts.on_another_base, parts.on_yarn, parts.on_interpolation):
-        assert set(verdicts(function, results)) == {UNDECIDED}
-    assert verdicts(parts.on_reach, results, **ROT3) == [UNDECIDED]
+        assert verdicts(function, results) == []
+    assert verdicts(parts.on_reach, results, **ROT3) == []
 
 
 def test_outcomes_become_rows_in_order():
