@@ -15,9 +15,10 @@ def slowed_pairs(turns, slowed: dict, stretch: float):
         stretch: the new length over the old one.
     """
     figure, (ax,) = _figure(1, 3.5)
-    for method, ratio in slowed.items():
-        look = figures.looks([method])[method]
-        ax.plot(turns, ratio, look.line, color=look.colour, marker=look.marker, label=look.label)
+    order = np.argsort(turns)  # so that a line ends at the right
+    for method, look in figures.looks(slowed).items():
+        style = {"color": look.colour, "marker": look.marker, "markersize": 4}
+        ax.plot(turns[order], slowed[method][order], look.line, label=look.label, **style)
     low, high = np.min(turns) / 1.6, np.max(turns) * 1.6
     ax.fill_between([low, 1.0], 1 / stretch, 1.06, color=QUIET, alpha=0.22, linewidth=0)
     ax.text(low * 1.15, 1.035, "new angles", va="center", color="#444444")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from refusing import refuses
 
-from lib import claims, corpus, extending, figures
+from lib import claims, corpus, extending, figures, studies
 from lib.claims import entries
 from lib.claims.verdicts import HOLDS, IN_PART, REFUTED, UNDECIDED
 from lib.encodings import build
@@ -191,6 +191,7 @@ def made(loss, seeds=(0, 1, 2), tuned=lambda m, s: 3.3):
 
 def verdict(id, **frames):
     entry = next(e for e in entries.load() if e.id == id)
+    frames = {**dict.fromkeys(studies.STUDIES, pd.DataFrame()), **frames}
     return claims.judged(entry, claims.Results("quick", frames))["verdict_here"]
 
 
@@ -207,9 +208,8 @@ def test_the_verdicts_follow_the_results():
     assert [verdict(id, extension=said) for id in ids] == [HOLDS] * 4
     few = made(as_said, seeds=(0, 1))
     assert [verdict(id, extension=few) for id in ("PI-2", "NTK-2", "YRN-2")] == [UNDECIDED] * 3
-    nothing = dict.fromkeys(("extension", "longrope"), pd.DataFrame())
     for id in (*ids, "LRP-1", "LRP-3"):
-        assert verdict(id, **nothing) == UNDECIDED
+        assert verdict(id) == UNDECIDED
     tuned_too_little = made(as_said, tuned=lambda m, s: 3.4)
     assert verdict("PI-2", extension=tuned_too_little) == REFUTED
     ntk_best = made(lambda m, s, n: 3.0 if m == "ntk" and s == 2 and n > L else as_said(m, s, n))

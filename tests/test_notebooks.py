@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from lib import notebooks, paths
 
 COMMITTED = sorted(paths.NOTEBOOKS.glob("[!.]*.ipynb"))
-DERIVATIONS = ("03", "04", "05", "06", "07", "08", "09")  # each derives one encoding, in at most 30 cells
+DERIVATIONS = ("03", "04", "05", "06", "07", "08", "09")  # each of at most 30 cells
 
 
 # ---- the committed ones --------------------------------------------------------------------------

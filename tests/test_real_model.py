@@ -12,7 +12,7 @@ from refusing import refuses
 
 from lib import corpus, figures, pictures_real_model, runs, smollm2
 from lib.claims import real_model as parts
-from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED
+from lib.claims.verdicts import HOLDS, REFUTED
 from lib.encodings import build
 from lib.studies import real_model as study
 from lib.transformer import Config, Decoder
@@ -198,6 +198,22 @@ def test_the_base_of_dynamic_ntk_at_this_length_is_that_of_ntk():
     torch.testing.assert_close(short, plain.rotate(q, q, at, at)[0])
 
 
+@pytest.mark.parametrize("s", [1.0, 2.0, 8.0])
+def test_a_factor_reaches_as_far_as_the_first_pair_without_a_turn(s):
+    assert study.reach("none", s) == 1
+    for method in ("linear", "yarn", "ntk_by_parts"):
+        assert study.reach(method, s) == pytest.approx(s)
+    k = next(k for k in range(32) if L * study.BASE ** (-k / 32) < 2 * math.pi)
+    assert study.reach("ntk", s) == pytest.approx(s ** (2 * k / 62))
+
+
+@with_the_model
+def test_the_sizes_of_the_study_are_the_models():
+    c = smollm2.config()
+    sizes = c.max_length, c.d_model, c.n_heads, c.options["base"]
+    assert sizes == (study.L, study.D, study.H, study.BASE)
+
+
 def test_the_window_of_an_unscaled_model_is_diluted_by_what_lies_inside():
     # The loss past L grows by t/L at L + t: over (r − 1)·L the mean is (r − 1)/2, its share
     # (r − 1)/r.
@@ -221,7 +237,7 @@ def test_every_figure_is_drawn_from_rows_that_drift_can_match(figure, methods):
     results = made(typical, (("none", 1.0), ("ntk", 2.0), ("linear", 2.0), ("yarn", 2.0))[:methods])
     frame, draw = study.FIGURES[figure]
     numbers = frame(results)
-    assert list(numbers.columns) == figures.COLUMNS and len(numbers)
+    assert list(numbers.columns)[: len(figures.COLUMNS)] == figures.COLUMNS and len(numbers)
     assert not numbers.duplicated(["panel", "encoding", "x"]).any()
     drawn = draw(numbers)
     drawn.canvas.draw()
@@ -244,7 +260,7 @@ def test_the_picture_of_pairs_shows_what_it_is_given():
     figure = pictures_real_model.slowed_pairs(turns, {"ntk": ratio, "linear": 0 * ratio + 0.5}, 2.0)
     (ax,) = figure.axes
     drawn = {line.get_label(): line.get_ydata() for line in ax.get_lines()}
-    assert (drawn[figures.LABELS["ntk"]] == ratio).all()
+    assert drawn[figures.LABELS["ntk"]].tolist() == [0.5, 0.7, 1.0]  # from slow to fast
     danger = ax.collections[0].get_paths()[0].get_extents()
     assert danger.x1 == 1.0 and danger.y0 == 0.5  # slow pairs that 2 L takes too far
 
@@ -253,6 +269,8 @@ def test_the_picture_of_pairs_shows_what_it_is_given():
 
 
 def verdicts(function, results, **tolerance):
+    if function is parts.on_another_base:
+        tolerance = {"worse": 0.1}
     return [part.verdict for part in function({"real_model": results}, **tolerance)]
 
 
@@ -261,27 +279,27 @@ ROT3 = {"within": 0.02, "least": 1.05, "most": 1.3}
 
 def test_parts_hold_are_refuted_and_stay_open():
     as_told = made(typical)
-    assert verdicts(parts._ntk2_parts, as_told) == [HOLDS, HOLDS]
-    assert verdicts(parts._yrn2_parts, as_told) == [HOLDS, HOLDS]
-    assert verdicts(parts._pi3_parts, as_told) == [HOLDS, HOLDS]
-    assert verdicts(parts._rot3_parts, as_told, **ROT3) == [HOLDS]
+    assert verdicts(parts.on_another_base, as_told) == [HOLDS, HOLDS]
+    assert verdicts(parts.on_yarn, as_told) == [HOLDS, HOLDS]
+    assert verdicts(parts.on_interpolation, as_told) == [HOLDS, HOLDS]
+    assert verdicts(parts.on_reach, as_told, **ROT3) == [HOLDS]
 
     def otherwise(method, name, start):  # unscaled holds for ever, PI gains, YaRN is the worst
         return typical(method, name, start) + {
             "none": -max(0, start - L) / L, "linear": -0.8, "yarn": 1.0, "ntk": 0.3
         }[method]  # fmt: skip
 
-    assert verdicts(parts._ntk2_parts, made(otherwise)) == [REFUTED, REFUTED]
-    assert verdicts(parts._yrn2_parts, made(otherwise)) == [REFUTED, REFUTED]
-    assert verdicts(parts._pi3_parts, made(otherwise)) == [REFUTED, REFUTED]
-    assert verdicts(parts._rot3_parts, made(otherwise), **ROT3) == [REFUTED]
+    assert verdicts(parts.on_another_base, made(otherwise)) == [REFUTED, REFUTED]
+    assert verdicts(parts.on_yarn, made(otherwise)) == [REFUTED, REFUTED]
+    assert verdicts(parts.on_interpolation, made(otherwise)) == [REFUTED, REFUTED]
+    assert verdicts(parts.on_reach, made(otherwise), **ROT3) == [REFUTED]
 
 
 @pytest.mark.parametrize("results", [pd.DataFrame(), study.collect([])])
-def test_what_was_not_measured_stays_open(results):
-    for function in (parts._ntk2_parts, parts._yrn2_parts, parts._pi3_parts):
-        assert set(verdicts(function, results)) == {UNDECIDED}
-    assert verdicts(parts._rot3_parts, results, **ROT3) == [UNDECIDED]
+def test_what_was_not_measured_leaves_the_small_models_alone(results):
+    for function in (parts.on_another_base, parts.on_yarn, parts.on_interpolation):
+        assert verdicts(function, results) == []
+    assert verdicts(parts.on_reach, results, **ROT3) == []
 
 
 def test_outcomes_become_rows_in_order():

@@ -9,9 +9,9 @@ import math
 import pandas as pd
 
 from lib import paths
-from lib.claims import proofs
-from lib.claims.measured import INF, Parts, Source, paired, percent, times
-from lib.claims.verdicts import Part, jointly, judge
+from lib.claims import proofs, real_model
+from lib.claims.measured import INF, Parts, Source, paired
+from lib.claims.verdicts import Part, jointly, judge, percent, times
 from lib.studies.extrapolation import L
 
 _SEEDED = Source(pd.DataFrame(), (), seeded=True)
@@ -89,7 +89,8 @@ def uniform_scaling_hurts_near_relations(results, worse: float, deviation: float
         here.append(_SEEDED.part(f"PI over NTK by parts, both for {s}L read at L", kept, 0.0))
     near = paired(*(_near_the_start(results, m) for m in ("linear", "none")))
     what = "PI over unscaled where 5 … 8 tokens stand before the target"
-    return [*here, _SEEDED.part(what, near, math.log1p(worse))], []
+    here.append(_SEEDED.part(what, near, math.log1p(worse)))
+    return here + real_model.on_interpolation(results), []
 
 
 def _near_the_start(results, method: str) -> pd.Series:
@@ -104,7 +105,7 @@ def _near_the_start(results, method: str) -> pd.Series:
 # ---- NTK and YaRN --------------------------------------------------------------------------------
 
 
-def another_base_extends(results, usable: float) -> Parts:
+def another_base_extends(results, usable: float, worse: float) -> Parts:
     """Zero-shot at 2L: NTK below the unscaled model, and near what that has at L."""
     unscaled, ntk = (_loss(results, m, 2, 2 * L) for m in ("none", "ntk"))
     at_L = _loss(results, "none", 2, L)
@@ -114,6 +115,7 @@ def another_base_extends(results, usable: float) -> Parts:
             "NTK at 2L, over unscaled at L", paired(ntk, at_L), high=math.log1p(usable)
         ),
     ]
+    here += real_model.on_another_base(results, worse)
     ppl = _published("yarn_t1")
     published = [
         _number("NTK (fine-tuned, 8192) at 8192 over itself at 2048",
@@ -132,6 +134,7 @@ def yarn_is_best(results) -> Parts:
             for m, label in _OTHERS.items()
         ]
         here.append(jointly(f"YaRN at {s}L", *parts))
+    here += real_model.on_yarn(results)
     ppl = _published("yarn_t1")
     published = [
         jointly(

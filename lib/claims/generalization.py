@@ -75,7 +75,7 @@ def encodings_have_an_order(results, gap: float) -> Parts:
         means = _means({e: found.get((task, e)) for e in study.SURVEY})
         if len(means) > 1:
             parts.append(_difference(found, task, means.idxmax(), means.idxmin(), gap))
-    return parts, []
+    return parts or [Part("the tasks", UNDECIDED, MISSING)], []
 
 
 # ---- helpers -------------------------------------------------------------------------------------

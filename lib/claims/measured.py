@@ -17,22 +17,14 @@ import pandas as pd
 import torch
 
 from lib import figures, paths
-from lib.claims import proofs
-from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly, judge
+from lib.claims import proofs, real_model
+from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly, judge, percent, times
 from lib.encodings import build
 from lib.studies import extrapolation
 
 Parts = tuple[list[Part], list[Part]]
 INF = math.inf
 BLOCKS, SLIDING = "nonoverlapping", "sliding"
-
-
-def percent(log_ratio: float) -> str:
-    return f"{100 * math.expm1(log_ratio):+.1f} %" if log_ratio < 5 else times(log_ratio)
-
-
-def times(log_ratio: float) -> str:
-    return f"×{math.exp(min(log_ratio, 99)):.3g}"
 
 
 def tokens(n: float) -> str:
@@ -280,7 +272,8 @@ def rope_reach(results, within: float, least: float, most: float) -> Parts:
             )
         return parts
 
-    return both(results, ask)
+    here, published = both(results, ask)
+    return here + real_model.on_reach(results, within, least, most), published
 
 
 # ---- ALiBi ---------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """What a real language model says to the claims about extending RoPE: parts for their tests.
 
 Each function takes the results and gives parts on SmolLM2-135M, read zero-shot to 1.5 times its
-context. One model is one seed: its intervals are over passages of the text (see the study), and
-they answer for this model alone.
+context; none where that study has no rows, so that the small models then decide alone. One model is
+one seed: its intervals are over passages of the text (see the study), and they answer for this
+model alone.
 """
 
 import math
 
 from lib import figures
-from lib.claims.measured import percent
-from lib.claims.verdicts import Part, jointly, judge
+from lib.claims.verdicts import Part, jointly, judge, percent
 from lib.studies import real_model
 
 NAME = "SmolLM2-135M"
@@ -24,20 +24,18 @@ def _part(what: str, found: figures.Interval, low=-math.inf, high=math.inf) -> P
 
 
 def _change(results, method: str, where: str, factor: float = 2.0) -> figures.Interval:
-    frame = results["real_model"]
-    return real_model.change(frame, method, factor, where) if len(frame) else real_model.UNKNOWN
+    return real_model.change(results["real_model"], method, factor, where)
 
 
 def _between(results, a: str, b: str, where: str, factor: float = 2.0) -> figures.Interval:
     """ln of the perplexity under a over that under b, paired by block."""
-    frame = results["real_model"]
-    if not len(frame):
-        return real_model.UNKNOWN
-    return real_model.between(frame, (a, factor), (b, factor), where)
+    return real_model.between(results["real_model"], (a, factor), (b, factor), where)
 
 
-def _ntk2_parts(results, worse: float = 0.1) -> list[Part]:
+def on_another_base(results, worse: float) -> list[Part]:
     """NTK with s = 2 at the end of 1.5·L: better than unscaled, and inside L not much worse."""
+    if results["real_model"].empty:
+        return []
     end = _part("NTK(2) against unscaled at 1.5·L", _change(results, "ntk", "end"), high=0.0)
     inside = _part(
         "NTK(2) against unscaled inside L",
@@ -47,8 +45,10 @@ def _ntk2_parts(results, worse: float = 0.1) -> list[Part]:
     return [end, inside]
 
 
-def _yrn2_parts(results) -> list[Part]:
+def on_yarn(results) -> list[Part]:
     """YaRN against the others at the end of 1.5·L, all with s = 2 and no fine-tuning."""
+    if results["real_model"].empty:
+        return []
     return [
         _part(
             f"YaRN against {figures.LABELS[other]} at 1.5·L",
@@ -60,21 +60,25 @@ def _yrn2_parts(results) -> list[Part]:
     ]
 
 
-def _pi3_parts(results) -> list[Part]:
+def on_interpolation(results) -> list[Part]:
     """PI with s = 2 inside L, where the whole of it was in reach before: on the long text, and on
     the first tokens of short ones, which look back a few hundred tokens at most."""
+    if results["real_model"].empty:
+        return []
     return [
         _part(f"PI(2) against unscaled, {words}", _change(results, "linear", where), low=0.0)
         for where, words in (("inside", "inside L"), ("short", "texts of 768 tokens"))
     ]
 
 
-def _rot3_parts(results, within: float, least: float, most: float) -> list[Part]:
+def on_reach(results, within: float, least: float, most: float) -> list[Part]:
     """Unscaled: windows of least·L are within a share of L's perplexity, those of most·L not."""
     frame = results["real_model"]
+    if frame.empty:
+        return []
 
     def window(ratio):
-        return real_model.unscaled_window(frame, ratio) if len(frame) else real_model.UNKNOWN
+        return real_model.unscaled_window(frame, ratio)
 
     limit = math.log1p(within)
     near = _part(f"unscaled, {least:g}·L", window(least), high=limit)

@@ -84,3 +84,12 @@ def overall(here: str, published: str) -> str:
     """
     known = [word for word in (here, published) if word in _SIDES]
     return combine(known) if known else combine({here, published} - {UNDECIDED} or {UNDECIDED})
+
+
+def percent(log_ratio: float) -> str:
+    """A ratio of perplexities in words, from its logarithm."""
+    return f"{100 * math.expm1(log_ratio):+.1f} %" if log_ratio < 5 else times(log_ratio)
+
+
+def times(log_ratio: float) -> str:
+    return f"×{math.exp(min(log_ratio, 99)):.3g}"

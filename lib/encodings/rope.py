@@ -28,6 +28,7 @@ from lib.encodings.base import (
 )
 
 LAYOUTS = ("interleaved", "half_split")
+LONG = 256  # positions from which the sines are worth saving
 
 
 def turn(x, phase, layout: str, amplitude=1.0):
@@ -37,32 +38,53 @@ def turn(x, phase, layout: str, amplitude=1.0):
     phase is reduced to a cosine and a sine in float64, the product is made in float32 or wider, the
     cast to the dtype of x comes last.
     """
-    return turn_by(x, *table(phase, amplitude, x.dtype), layout)
+    return turn_by(x, table(phase, amplitude, x.dtype, layout), layout)
 
 
-def table(phase, amplitude, dtype):
-    """Cosine and sine of a phase in float64, times the amplitude, as wide as x (`dtype`) is turned:
-    both of the phase's shape. Made once, it turns the queries and the keys."""
+def table(phase, amplitude, dtype, layout: str):
+    """What turns x of `dtype` by a phase in float64, for `turn_by`; made once for q and k.
+
+    It is e^{i·phase} times the amplitude, of the phase's shape: a complex tensor where pairs lie
+    together, else cosine and sine.
+    """
     cos, sin = phase.cos(), phase.sin()
     if not isinstance(amplitude, float) or amplitude != 1.0:
         cos, sin = amplitude * cos, amplitude * sin
     wide = torch.promote_types(dtype, torch.float32)
-    return cos.to(wide), sin.to(wide)
+    cos, sin = cos.to(wide), sin.to(wide)
+    return torch.complex(cos, sin) if _by_complex_numbers(layout) else (cos, sin)
 
 
-def turn_by(x, cos, sin, layout: str):
-    """Turn the pairs of x (B, H, T, d) by what `table` made, (T, d/2) or (B, T, d/2)."""
-    if cos.dim() == 3:
-        cos, sin = cos[:, None], sin[:, None]  # (B, 1, T, d/2)
-    x_wide = x.to(cos.dtype)
-    if layout == "interleaved" and not torch.compiler.is_compiling():
-        # One product of complex numbers is one pass over memory; the compiler has none.
-        z = _as_complex(x_wide)  # (B, H, T, d/2)
-        turned = torch.view_as_real(z * torch.complex(cos, sin)).flatten(-2)
-    else:
-        a, b = _pairs(x_wide, layout)
-        turned = _join(a * cos - b * sin, b * cos + a * sin, layout)
-    return turned.to(x.dtype)
+def table_of_a_run(first, n: int, theta, amplitude: float, dtype, layout: str, step: int = 64):
+    """As `table` of the phases p·θ, for the n positions p = first, first + 1, …
+
+    e^{i(a+b)θ} = e^{iaθ} · e^{ibθ}, with a in steps and b within one: sines are asked for n/step +
+    step positions, and the rest is a product in float64.
+    """
+    a = torch.arange(0, n, step, dtype=torch.float64, device=theta.device)
+    a = (first + a)[:, None] * theta
+    b = torch.arange(step, dtype=torch.float64, device=theta.device)[:, None] * theta
+    coarse = torch.polar(torch.full_like(a, amplitude), a)  # (n/step, d/2)
+    fine = torch.polar(torch.ones_like(b), b)  # (step, d/2)
+    wide = torch.promote_types(dtype, torch.float32)
+    z = (coarse[:, None] * fine).flatten(0, 1)[:n].to(wide.to_complex())
+    return z if _by_complex_numbers(layout) else (z.real, z.imag)
+
+
+def turn_by(x, by, layout: str):
+    """Turn the pairs of x (B, H, T, d) by what `table` made."""
+    if isinstance(by, torch.Tensor):
+        by = by[:, None] if by.dim() == 3 else by  # (B, 1, T, d/2)
+        z = _as_complex(x.to(by.dtype.to_real()))  # (B, H, T, d/2)
+        return torch.view_as_real(z * by).flatten(-2).to(x.dtype)
+    cos, sin = (y[:, None] if y.dim() == 3 else y for y in by)
+    a, b = _pairs(x.to(cos.dtype), layout)
+    return _join(a * cos - b * sin, b * cos + a * sin, layout).to(x.dtype)
+
+
+def _by_complex_numbers(layout: str) -> bool:
+    """One product of complex numbers is one pass over memory; the compiler has none."""
+    return layout == "interleaved" and not torch.compiler.is_compiling()
 
 
 def _as_complex(x):
@@ -149,13 +171,22 @@ class RoPE(Encoding):
         if self.unscaled_length is not None and length is None:
             length = torch.maximum(_length(q_pos), _length(k_pos))  # () or (B, 1)
         m = self.attention_factor
-        of_k = table(self.phase(k_pos, length), m, k.dtype)
-        if q_pos is k_pos and self.log_length is None and q.dtype == k.dtype:
+        of_k = self._table(k_pos, length, m, k.dtype)
+        if self.log_length is not None:
+            m = m * _log_growth(q_pos, self.log_length)
+            of_q = table(self.phase(q_pos, length), m, q.dtype, self.layout)
+        elif q_pos is k_pos and q.dtype == k.dtype:
             of_q = of_k
         else:
-            growth = 1.0 if self.log_length is None else _log_growth(q_pos, self.log_length)
-            of_q = table(self.phase(q_pos, length), m * growth, q.dtype)
-        return turn_by(q, *of_q, self.layout), turn_by(k, *of_k, self.layout)
+            of_q = self._table(q_pos, length, m, q.dtype)
+        return turn_by(q, of_q, self.layout), turn_by(k, of_k, self.layout)
+
+    def _table(self, positions, length, m: float, dtype):
+        linear = self.scaling is None or self.scaling.linear_in_positions
+        if linear and _is_a_long_run(positions):
+            theta = self.phase(positions.new_ones(1), length)[0]
+            return table_of_a_run(positions[0], len(positions), theta, m, dtype, self.layout)
+        return table(self.phase(positions, length), m, dtype, self.layout)
 
     def phase(self, positions, length=None):
         """p·θ_k, as scaled for a sequence of `length`, in float64: positions (T,) → (T, d/2), or
@@ -166,6 +197,13 @@ class RoPE(Encoding):
             1 if length is None else length, dtype=torch.float64, device=positions.device
         )
         return self.scaling.phase(positions, self.d, self.base, length)
+
+
+def _is_a_long_run(positions) -> bool:
+    """Whether it pays on this device to make the table in steps: p, p + 1, … and many of them."""
+    if positions.dim() > 1 or len(positions) < LONG or positions.device.type != "cpu":
+        return False  # a GPU would have to be waited for
+    return not torch.compiler.is_compiling() and bool((positions.diff() == 1).all())
 
 
 def _length(positions):

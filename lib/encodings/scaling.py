@@ -71,6 +71,11 @@ class Scaling:
         return positions.to(torch.float64)[..., None] * theta
 
     @property
+    def linear_in_positions(self) -> bool:
+        """Whether the phase of a pair is p times one frequency, for all p of a sequence."""
+        return True
+
+    @property
     def amplitude(self) -> float:
         """What cos and sin are multiplied by."""
         return 1.0
@@ -302,6 +307,10 @@ class LongRoPE(Scaling):
         p = positions.to(torch.float64)[..., None]
         theta = geometric_frequencies(d // 2, base, length.device)
         return torch.where(p < self.start_tokens, p * theta, scaled)
+
+    @property
+    def linear_in_positions(self):
+        return self.start_tokens == 0
 
     @property
     def amplitude(self):

@@ -399,9 +399,16 @@ def draw_tuned(frame: pd.DataFrame):
         ax.minorticks_off()
         ax.set(title=panel, xlabel=f"steps of {BATCH_TOKENS} tokens on windows of s · L")
         figures.direct_labels(ax)
-    axes[1].sharey(axes[0])
+    _one_scale(axes)
     axes[0].set_ylabel("perplexity on held-out speeches")
     return figure
+
+
+def _one_scale(axes):
+    """One range of values for all panels, so that none cuts what another one lacks."""
+    limits = [ax.get_ylim() for ax in axes]
+    for ax in axes:
+        ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 PANELS_WITHIN = {  # panel → (label, the first bin drawn: nearer ones hold too few targets)
@@ -419,9 +426,7 @@ def draw_changed_within(frame: pd.DataFrame):
         ax.axhline(0, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set(xlabel=label)
         figures.direct_labels(ax)
-    limits = [ax.get_ylim() for ax in axes]  # a shared axis would cut what one panel lacks
-    for ax in axes:
-        ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    _one_scale(axes)
     axes[0].set_ylabel("loss within L, over the\nunscaled model's (nats)")
     return figure
 

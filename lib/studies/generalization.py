@@ -57,7 +57,7 @@ PROFILES = {
         "sizes": {**SIZES, "longest": L, "instances": 100},
     },
     "default": {
-        "steps": {"copy": 550, "sorting": 450, "brackets": 350},
+        "steps": {"copy": 600, "sorting": 650, "brackets": 350},
         "encodings": SURVEY,
         "drawn": ("copy",),
         "seeds": (0, 1, 2),

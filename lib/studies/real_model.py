@@ -29,11 +29,12 @@ import pandas as pd
 import torch
 
 from lib import corpus, figures, runs, smollm2
+from lib.encodings import build
 from lib.encodings.rope import LAYOUTS
 
 log = logging.getLogger(__name__)
 
-L = 8192  # the context that the model was trained for
+L, D, H, BASE = 8192, 576, 9, 100_000.0  # the model's context, width, heads and base
 BLOCK = 128  # targets of a row
 YOUNG = "2026-Trump-1"
 NONE = "none", 1.0
@@ -62,7 +63,11 @@ PROFILES = {
         "short": {
             "messages": 6,
             "length": 768,
-            "methods": _at([2], "linear") + _at([2, 4, 8], "ntk", "yarn")[1:],
+            "methods": [
+                *_at([2], "linear"),
+                *_at([2, 4, 8], "ntk", "yarn")[1:],
+                ["ntk_by_parts", 4.0],
+            ],
         },
     },
     "full": {
@@ -85,7 +90,7 @@ PROFILES = {
     },
 }
 # Core-seconds, measured; "full" is reckoned from its operations, not run yet.
-COST = {"quick": 30, "default": 750, "full": 16_000}
+COST = {"quick": 30, "default": 770, "full": 16_000}
 
 
 def jobs(profile: str) -> list[runs.Job]:
@@ -374,15 +379,30 @@ def trade(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=figures.COLUMNS)
 
 
+def reach(method: str, factor: float) -> float:
+    """How many times L a text may be before a slow pair meets angles that no training has shown.
+
+    Pairs that complete a turn within L have shown all of theirs; a slower one has shown 0 … L·θ,
+    and θ'·T stays in it while T/L ≤ θ/θ'. For PI and YaRN that is s; for NTK s^(2k/(d − 2)) of the
+    first such pair k.
+    """
+    sizes = {"d_model": D, "n_heads": H, "max_length": L, "base": BASE}
+    plain = build("rope", **sizes).frequencies()
+    scaled = build("rope", **sizes, scaling=scaling(method, factor)).frequencies()
+    slow = plain * L < 2 * np.pi
+    return float((plain / scaled)[slow].min())
+
+
 def factors(results: pd.DataFrame) -> pd.DataFrame:
-    """Per cent of perplexity against unscaled on short texts, by factor."""
+    """Per cent of perplexity against unscaled on short texts, by how far a factor reaches."""
     pairs = results.loc[results["part"] == "short", ["method", "factor"]].drop_duplicates()
     rows = []
     for method, factor in pairs.to_numpy():
         if method != "none":
             found = percent(change(results, method, factor, "short"))
-            rows.append({"panel": "short", "encoding": method, "x": factor, **found._asdict()})
-    return pd.DataFrame(rows, columns=figures.COLUMNS)
+            row = {"panel": "short", "encoding": method, "x": round(reach(method, factor), 4)}
+            rows.append({**row, **found._asdict(), "factor": factor})
+    return pd.DataFrame(rows, columns=[*figures.COLUMNS, "factor"])
 
 
 def passkeys(results: pd.DataFrame) -> pd.DataFrame:
@@ -420,6 +440,7 @@ def draw_by_position(frame: pd.DataFrame):
         ax.axvline(L, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set_yticks([10, 15, 20, 30, 40, 60], labels=["10", "15", "20", "30", "40", "60"])
         ax.minorticks_off()
+        ax.set_ylim(0.9 * frame["value"].min(), 1.1 * frame["value"].max())
         figures.direct_labels(ax)
     return figure
 
@@ -427,8 +448,8 @@ def draw_by_position(frame: pd.DataFrame):
 def draw_trade(frame: pd.DataFrame):
     """One point a method: to the left is gained past L, upwards is paid inside it."""
     figure, (ax,) = figures.canvas()
-    ax.set(xlabel="perplexity at the end of the text, % against unscaled")
-    ax.set(ylabel=f"perplexity inside {L}, % against unscaled")
+    ax.set(xlabel=f"perplexity at the end, past {L} (% against unscaled)")
+    ax.set(ylabel=f"perplexity inside {L}\n(% against unscaled)")
     both = frame.pivot(index=["encoding", "x"], columns="panel", values=["value", "low", "high"])
     if "end" not in frame["panel"].to_numpy():
         both = both.iloc[:0]
@@ -439,8 +460,11 @@ def draw_trade(frame: pd.DataFrame):
             ax.plot(x, y, look.marker, color=look.colour, ms=8, zorder=3)
             ax.hlines(y, row["low", "end"], row["high", "end"], color=look.colour, lw=1.4)
             ax.vlines(x, row["low", "inside"], row["high", "inside"], color=look.colour, lw=1.4)
-            ax.annotate(look.label, (x, y), xytext=(7, 5), textcoords="offset points",
-                        color=figures._legible(look.colour))  # fmt: skip
+            below = method == "yarn"  # beside NTK, as often as not
+            ax.annotate(
+                look.label, (x, y), xytext=(9, -14 if below else 6), textcoords="offset points",
+                color=figures._legible(look.colour),
+            )  # fmt: skip
         ax.set_yscale("symlog", linthresh=1, linscale=0.6)
         ax.set_yticks([0, 1, 2, 5, 10, 100], labels=["0", "+1", "+2", "+5", "+10", "+100"])
         ax.minorticks_off()
@@ -449,13 +473,29 @@ def draw_trade(frame: pd.DataFrame):
 
 
 def draw_factors(frame: pd.DataFrame):
+    """PI leaves the axes, which would hide the others; its value stands where it leaves."""
     figure, (ax,) = figures.canvas()
-    ax.set(xlabel="factor s", ylabel="perplexity of short texts,\n% against unscaled")
+    ax.set(xlabel="longest text without new angles (times L)")
+    ax.set(ylabel="perplexity of short texts\n(% against unscaled)")
     if not _empty(ax, frame):
-        figures.curves(ax, frame)
-        ax.set_xscale("log", base=2)
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set_yscale("symlog", linthresh=1)
+        others = frame[frame["encoding"] != "linear"]
+        figures.curves(ax, others)
+        for row in others.itertuples():
+            ax.annotate(
+                f"s = {row.factor:g}", (row.x, row.value), xytext=(6, -11), fontsize=8.5,
+                textcoords="offset points", color=figures._legible(figures.COLOURS[row.encoding]),
+            )  # fmt: skip
+        top = ax.get_ylim()[1]
+        for row in frame[frame["encoding"] == "linear"].itertuples():
+            label, colour = figures.LABELS["linear"], figures.COLOURS["linear"]
+            ax.annotate(
+                f"{label}, s = {row.factor:g}: {row.value:+.0f} % ↑", (row.x, top),
+                xytext=(0, -4), textcoords="offset points", va="top", ha="center", color=colour,
+            )  # fmt: skip
+        ax.axhline(0, color="#999999", lw=0.8, ls="--", zorder=0)
+        ax.set(xscale="log", ylim=(None, top))
+        ax.set_xticks([1.5, 2, 3, 4, 6, 8], labels=["1.5", "2", "3", "4", "6", "8"])
+        ax.minorticks_off()
         figures.direct_labels(ax)
     return figure
 
