@@ -63,7 +63,7 @@ PROFILES = {
     "full": {"variants": tuple(VARIANTS), "seeds": 5, "epochs": EPOCHS["digits"], "grids": GRIDS},
 }
 # Core-seconds, measured.
-COST = {"quick": 20, "default": 320, "full": 550}
+COST = {"quick": 15, "default": 280, "full": 470}
 
 RECORD = paths.DATA / "vision_learning_rates.csv"
 SWEEP_SEED = 1000  # no study trains with it
