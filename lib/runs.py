@@ -346,6 +346,17 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def table(outcomes: list[Outcome], columns: list[str]) -> pd.DataFrame:
+    """The rows of trained runs with the run's encoding, seed and training length; what a row says
+    itself goes first, and its `method` is the encoding where one model was read in several ways."""
+    rows = []
+    for o in outcomes:
+        t = o.job.training
+        run = {"encoding": t.encoding, "seed": t.seed, "train_length": t.train_length}
+        rows += [run | ({"encoding": r["method"]} if "method" in r else {}) | r for r in o.rows]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def timings(outcomes: list[Outcome]) -> pd.DataFrame:
     """One row a run: what was done and why, the seconds of one core and the memory that it took."""
     return pd.DataFrame(

@@ -12,7 +12,7 @@ from refusing import refuses
 
 from lib import corpus, figures, pictures_real_model, runs, smollm2
 from lib.claims import real_model as parts
-from lib.claims.verdicts import HOLDS, REFUTED
+from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED
 from lib.encodings import build
 from lib.studies import real_model as study
 from lib.transformer import Config, Decoder
@@ -279,7 +279,7 @@ ROT3 = {"within": 0.02, "least": 1.05, "most": 1.3}
 
 def test_parts_hold_are_refuted_and_stay_open():
     as_told = made(typical)
-    assert verdicts(parts.on_another_base, as_told) == [HOLDS, HOLDS]
+    assert verdicts(parts.on_another_base, as_told, worse=0.1) == [HOLDS, HOLDS]
     assert verdicts(parts.on_yarn, as_told) == [HOLDS, HOLDS]
     assert verdicts(parts.on_interpolation, as_told) == [HOLDS, HOLDS]
     assert verdicts(parts.on_reach, as_told, **ROT3) == [HOLDS]
@@ -289,17 +289,25 @@ def test_parts_hold_are_refuted_and_stay_open():
             "none": -max(0, start - L) / L, "linear": -0.8, "yarn": 1.0, "ntk": 0.3
         }[method]  # fmt: skip
 
-    assert verdicts(parts.on_another_base, made(otherwise)) == [REFUTED, REFUTED]
+    assert verdicts(parts.on_another_base, made(otherwise), worse=0.1) == [REFUTED, REFUTED]
     assert verdicts(parts.on_yarn, made(otherwise)) == [REFUTED, REFUTED]
     assert verdicts(parts.on_interpolation, made(otherwise)) == [REFUTED, REFUTED]
     assert verdicts(parts.on_reach, made(otherwise), **ROT3) == [REFUTED]
 
 
 @pytest.mark.parametrize("results", [pd.DataFrame(), study.collect([])])
-def test_what_was_not_measured_leaves_the_small_models_alone(results):
-    for function in (parts.on_another_base, parts.on_yarn, parts.on_interpolation):
-        assert verdicts(function, results) == []
+def test_a_study_that_was_not_run_says_nothing(results):
+    assert verdicts(parts.on_another_base, results, worse=0.1) == []
     assert verdicts(parts.on_reach, results, **ROT3) == []
+    assert verdicts(parts.on_yarn, results) == verdicts(parts.on_interpolation, results) == []
+
+
+def test_a_text_that_ends_inside_leaves_what_lies_past_it_open():
+    short = made(typical)
+    short = short[(short["part"] == "long") & (short["start"] < 512)].assign(length=512)
+    assert verdicts(parts.on_another_base, short, worse=0.1) == [UNDECIDED, HOLDS]
+    assert set(verdicts(parts.on_yarn, short)) == {UNDECIDED}
+    assert verdicts(parts.on_reach, short, **ROT3) == [UNDECIDED]
 
 
 def test_outcomes_become_rows_in_order():

@@ -295,12 +295,7 @@ COLUMNS = ["encoding", "seed", "part", "factor", "steps", "quantity", "length", 
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     """`extension.csv`: COLUMNS, one row a measurement; `encoding` is the method, values in nats."""
-    rows = [
-        {"encoding": row["method"], "seed": o.job.training.seed, **row}
-        for o in outcomes
-        for row in o.rows
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return runs.table(outcomes, COLUMNS)
 
 
 def _perplexities(rows: pd.DataFrame) -> pd.DataFrame:

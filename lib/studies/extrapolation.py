@@ -150,18 +150,8 @@ MEASURING = (measure, variants)  # the code that the rows depend on, besides the
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     """`extrapolation.csv`: one row a measurement; nll in nats a token, perplexity = exp(nll)."""
-    rows = [
-        {
-            "encoding": row["encoding"],
-            "seed": o.job.training.seed,
-            "train_length": o.job.training.train_length,
-            **row,
-        }
-        for o in outcomes
-        for row in o.rows
-    ]
     columns = ["encoding", "seed", "train_length", "evaluation", "length", "nll", "tokens"]
-    frame = pd.DataFrame(rows, columns=columns)
+    frame = runs.table(outcomes, columns)
     frame["perplexity"] = np.exp(frame["nll"])
     return frame
 

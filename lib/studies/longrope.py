@@ -231,12 +231,7 @@ COLUMNS = ["encoding", "seed", "quantity", "x", "value"]
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     """`longrope.csv`: COLUMNS, one row a measurement; `encoding` is the method, losses in nats."""
-    rows = [
-        {"encoding": row["method"], "seed": o.job.training.seed, **row}
-        for o in outcomes
-        for row in o.rows
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return runs.table(outcomes, COLUMNS)
 
 
 def perplexities(results: pd.DataFrame) -> pd.DataFrame:

@@ -54,12 +54,7 @@ MEASURING = (measure, "lib.probes.*")
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     """`probes.csv`: COLUMNS, one row a measurement."""
-    rows = [
-        {"encoding": o.job.training.encoding, "seed": o.job.training.seed, **row}
-        for o in outcomes
-        for row in o.rows
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return runs.table(outcomes, COLUMNS)
 
 
 COLUMNS = ["encoding", "seed", "layer", "head", "quantity", "x", "value"]
