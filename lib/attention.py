@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from lib.encodings.base import Encoding, without_autocast
 
 WHOLE = 128  # up to so many queries a bias is written out: nothing would be gained by blocks
-# Queries in a block, least and most: enough to keep the kernel busy (from 768 on, torch's has larger
+# Queries in a block, least and most: enough to keep the kernel busy (from 768 on torch's has larger
 # tiles), few enough to skip the future. Fewer where a block of weights is held for a gradient.
 LEAST, BLOCK, LEARNED_BLOCK = 128, 768, 256
 LOW = (torch.bfloat16, torch.float16)

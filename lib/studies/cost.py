@@ -36,12 +36,11 @@ PROFILES = {
     "quick": {
         "lengths": (512,),
         "names": FOUR,
-        "rounds": 3,
+        "rounds": 6,
         "written_out": (512,),
-        "growth": {256: 3, 512: 3, 1024: 3},
+        "growth": (256, 512, 1024),
         "attention": 1024,
-        "attention_rounds": 3,
-        "rotation_rounds": 5,
+        "rotation_rounds": 16,
         "contexts": (256, 4096),
         "overfit_seeds": (),
         "overfit_tokens": 0,
@@ -49,12 +48,11 @@ PROFILES = {
     "default": {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
-        "rounds": 5,
+        "rounds": 6,
         "written_out": (512, 1024),
-        "growth": {1024: 5, 2048: 5, 4096: 3, 8192: 3, 16384: 3},
+        "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
-        "attention_rounds": 5,
-        "rotation_rounds": 15,
+        "rotation_rounds": 16,
         "contexts": bench.CONTEXTS,
         "overfit_seeds": (0, 1, 2),
         "overfit_tokens": 10 * LITTLE,
@@ -62,12 +60,11 @@ PROFILES = {
     "full": {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
-        "rounds": 15,
+        "rounds": 20,
         "written_out": bench.PAPER,
-        "growth": {1024: 9, 2048: 9, 4096: 9, 8192: 5, 16384: 5},
+        "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
-        "attention_rounds": 15,
-        "rotation_rounds": 41,
+        "rotation_rounds": 40,
         "contexts": bench.CONTEXTS,
         "overfit_seeds": (0, 1, 2, 3, 4),
         "overfit_tokens": 30 * LITTLE,
@@ -87,19 +84,19 @@ def jobs(profile: str) -> list[runs.Job]:
             settings.append({"what": "encodings", "length": length, "names": names, "rounds": 1})
     for length in p["written_out"]:
         settings.append({"what": "written out", "length": length, "names": FOUR})
-    for length, rounds in p["growth"].items():
-        settings.append({"what": "growth", "length": length, "names": FOUR, "rounds": rounds})
+    for length in p["growth"]:
+        settings.append({"what": "growth", "length": length, "names": FOUR})
     for kind in ("forward", "forward and backward"):
-        rounds = p["attention_rounds"]
-        settings.append({"what": kind, "length": p["attention"], "rounds": rounds})
+        settings.append({"what": kind, "length": p["attention"]})
     settings.append({"what": "rotation", "rounds": p["rotation_rounds"]})
     for context in p["contexts"]:
         settings.append({"what": "decoding", "length": context, "names": FOUR})
+    settings = [{"rounds": p["rounds"], **s} for s in settings]
     for seed in p["overfit_seeds"]:
         for name in ("alibi", "t5"):
             tokens = p["overfit_tokens"]
             settings.append({"what": "overfit", "name": name, "seed": seed, "tokens": tokens})
-    return [runs.Job(None, __name__, {"rounds": p["rounds"], **s}) for s in settings]
+    return [runs.Job(None, __name__, s) for s in settings]
 
 
 def measure(decoder, training, settings: dict) -> list[dict]:
@@ -262,14 +259,8 @@ def draw_times(frame: pd.DataFrame):
     for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
         _lengths(ax, frame["x"])
-        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
-        ax.set_yscale("log", base=2)
-        ax.set(title=panel, ylim=(0.75, 1.15 * frame["value"].max()))
-        ax.set_yticks(
-            ticks := [n for n in (1, 1.5, 2, 3, 4, 6, 8) if n < frame["value"].max() * 1.1]
-        )
-        ax.set_yticklabels([f"{n:g}" for n in ticks])
-        ax.minorticks_off()
+        _ratios(ax, frame["value"].max())
+        ax.set(title=panel)
         figures.direct_labels(ax)
     axes[0].set_ylabel("time a token, over that with sinusoids")
     return figure
@@ -281,7 +272,7 @@ def draw_memory(frame: pd.DataFrame):
     for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
         _lengths(ax, frame["x"])
-        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+        _ratios(ax, frame["value"].max())
         ax.set(title=panel)
         figures.direct_labels(ax)
     axes[0].set_ylabel("memory, over that with sinusoids")
@@ -306,6 +297,16 @@ def draw_decoding(frame: pd.DataFrame):
     ax.set(xlabel="tokens in the cache", ylabel="tokens generated a second", ylim=(0, None))
     figures.direct_labels(ax)
     return figure
+
+
+def _ratios(ax, largest: float):
+    """A scale on which half is as far from 1 as double, and a line at 1 for sinusoids."""
+    ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+    ticks = [n for n in (1, 1.2, 1.5, 2, 3, 4, 6, 8) if n < 1.1 * largest]
+    ax.set_yscale("log", base=2)
+    ax.set_ylim(0.75, 1.15 * max(largest, 1.2))
+    ax.set_yticks(ticks, labels=[f"{n:g}" for n in ticks])
+    ax.minorticks_off()
 
 
 def _lengths(ax, x):
