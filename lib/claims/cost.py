@@ -80,12 +80,13 @@ def _both(results, ask) -> Parts:
 
 
 def _at_every_length(costs, kinds, encodings, low=-math.inf, high=math.inf) -> list[Part]:
-    return [
+    parts = [
         costs.part(kind, encoding, length, low, high)
         for kind in kinds
         for length in costs.lengths(kind)
         for encoding in encodings
     ]
+    return parts or [Part(kinds[0], UNDECIDED, "not measured")]
 
 
 def _at_the_longest(costs, kind, encodings, low=-math.inf, high=math.inf) -> list[Part]:
@@ -131,7 +132,7 @@ def t5_holds_most(results, equal: float) -> Parts:
                 words = f"×{math.exp(t5):.3g} of sinusoids', {most} ×{math.exp(held[most]):.3g}"
                 lead = judge(t5 - held[most], low=math.log1p(equal))
                 parts.append(Part(f"{kind} at {length}", lead, words))
-        return parts
+        return parts or [Part("memory", UNDECIDED, "not measured")]
 
     return _both(results, ask)
 
