@@ -37,6 +37,7 @@ PROFILES = {
         "lengths": (512,),
         "names": FOUR,
         "rounds": 6,
+        "training_rounds": 6,
         "written_out": (512,),
         "growth": (256, 512, 1024),
         "attention": 1024,
@@ -49,6 +50,7 @@ PROFILES = {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
         "rounds": 6,
+        "training_rounds": 10,
         "written_out": (512, 1024),
         "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
@@ -61,6 +63,7 @@ PROFILES = {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
         "rounds": 20,
+        "training_rounds": 20,
         "written_out": bench.PAPER,
         "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
@@ -78,7 +81,9 @@ def jobs(profile: str) -> list[runs.Job]:
     p = PROFILES[profile]
     settings = []
     for length in p["lengths"]:
-        settings.append({"what": "encodings", "length": length, "names": p["names"]})
+        rounds = p["training_rounds"]
+        names = p["names"]
+        settings.append({"what": "encodings", "length": length, "names": names, "rounds": rounds})
         if "learned" in p["names"]:
             names = ["sinusoidal", "shaw"]
             settings.append({"what": "encodings", "length": length, "names": names, "rounds": 1})
