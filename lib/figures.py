@@ -65,10 +65,10 @@ LOOKS = {
     "llama3": Look("Llama 3", "#65206a", "X"),
     "ntk_by_parts_scaled": Look("NTK by parts, β for L", "#55c5a0", "v", ":"),
     "yarn_scaled": Look("YaRN, β for L", "#f078d0", "s", ":"),
-    "longrope": Look("LongRoPE", "#b23a08", "P"),
-    "longrope_two_steps": Look("LongRoPE, two steps", "#b23a08", "P", "--"),
-    "longrope_tuned": Look("LongRoPE, first step, tuned", "#b23a08", "X", ":"),
-    "longrope_step": Look("LongRoPE, first step", "#b23a08", "X", "-."),
+    "longrope": Look("LongRoPE", "#333333", "P"),
+    "longrope_two_steps": Look("LongRoPE, two steps", "#333333", "P", "--"),
+    "longrope_tuned": Look("LongRoPE, first step, tuned", "#333333", "X", ":"),
+    "longrope_step": Look("LongRoPE, first step", "#333333", "X", "-."),
     "random": Look("random search", "#6e6e6e", "o", ":"),
     "raised_base": Look("raised base", "#6a8f00", "h", "-."),
     "log_n": Look("log n", "#58b4e8", "*", ":"),
@@ -85,7 +85,7 @@ _SPARE = [
 ]
 
 WIDTH, HEIGHT = 6.4, 3.6  # inches, of a figure with one panel
-INLINE_DPI, PUBLISHED_DPI = 96, 144  # keeps a picture in a notebook below 60 kB, a file below 100
+INLINE_DPI, PUBLISHED_DPI = 96, 144  # a picture in a notebook then has about 60 kB at most
 MANY = 12  # with more points than this along a line, intervals are a band instead of bars
 
 STYLE = {
