@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from lib import files, paths, runs, transformer
 from lib.attention import Distances, attend, plain
 from lib.encodings import ENCODINGS, build
-from lib.training import TrainingConfig, optimizer_of
+from lib.training import TrainingConfig, descend, optimizer_of
 from lib.transformer import Cache
 
 COLUMNS = ["part", "subject", "case", "quantity", "round", "value"]
@@ -150,10 +150,7 @@ def step_of(model, logits_of, optimizer, tokens) -> Callable:
         with precision(tokens.device):
             logits = logits_of(x)  # (B, T, V)
             loss = F.cross_entropy(logits.flatten(0, 1), y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        descend(model, optimizer, loss)
         return loss.item()
 
     return step
@@ -162,7 +159,7 @@ def step_of(model, logits_of, optimizer, tokens) -> Callable:
 def training_of(encoding: str, length: int, device, n_tokens: int = TOKENS) -> Callable:
     """A step of training on n_tokens in sequences of `length`."""
     model = decoder(encoding, length, device).train()
-    optimizer = optimizer_of(model, _config(encoding, length))
+    optimizer = optimizer_of(model, _config(encoding, length).learning_rate)
     return step_of(model, model, optimizer, draw_tokens(n_tokens // length, length + 1, device))
 
 

@@ -7,12 +7,9 @@ import copy
 import dataclasses
 import math
 
-from torch import nn
-
 from lib import corpus
-from lib.encodings import build
 from lib.training import Training, TrainingConfig
-from lib.transformer import Decoder
+from lib.transformer import Decoder, encodings_of
 
 
 def rescaled(decoder: Decoder, options: dict) -> Decoder:
@@ -23,11 +20,9 @@ def rescaled(decoder: Decoder, options: dict) -> Decoder:
     c = decoder.config
     if c.encoding != "rope":
         raise ValueError(f"Scalings are RoPE's: give a model with rope, not {c.encoding}.")
-    sizes = {"d_model": c.d_model, "n_heads": c.n_heads, "max_length": c.max_length}
-    encoding = build("rope", **sizes, **options)
     other = copy.deepcopy(decoder)
-    other.encodings = nn.ModuleList([encoding])
     other.config = dataclasses.replace(c, options=options)
+    other.encodings = encodings_of(other.config)
     return other
 
 

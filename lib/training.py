@@ -126,21 +126,34 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
-def optimizer_of(decoder: Decoder, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, none on gains, and the encoding in its own group."""
-    own = {id(p) for p in decoder.encodings.parameters()}
-    others = [p for p in decoder.parameters() if id(p) not in own]
-    lr = config.learning_rate
+def optimizer_of(model, lr: float, encoding_rate: float = 1.0) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices, none on gains, and the parameters of `model.encodings`
+    in a group of their own, `encoding_rate` times as fast."""
+    own = {id(p) for p in model.encodings.parameters()}
+    others = [p for p in model.parameters() if id(p) not in own]
     groups = [
         {"params": [p for p in others if p.dim() > 1], "peak": lr, "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in others if p.dim() == 1], "peak": lr, "weight_decay": 0.0},
     ]
     if own:
-        rate = lr * config.encoding_rate
-        groups.append(
-            {"params": list(decoder.encodings.parameters()), "peak": rate, "weight_decay": 0.0}
-        )
+        mine = list(model.encodings.parameters())
+        groups.append({"params": mine, "peak": lr * encoding_rate, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, fused=True)
+
+
+def set_rates(optimizer: torch.optim.AdamW, step: int, steps: int) -> None:
+    """The learning rates of one of `steps` steps, from the groups' peaks."""
+    factor = learning_rate_factor(step, steps)
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * factor
+
+
+def descend(model, optimizer: torch.optim.AdamW, loss) -> None:
+    """One step along the gradient of the loss, its norm clipped."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
 
 
 class Training:
@@ -150,22 +163,17 @@ class Training:
         self.config = config
         self.windows = Windows(documents, config.train_length)
         self.decoder = config.decoder(vocabulary).train()
-        self.optimizer = optimizer_of(self.decoder, config)
+        self.optimizer = optimizer_of(self.decoder, config.learning_rate, config.encoding_rate)
         self.losses: list[float] = []
 
     def step(self) -> None:
         config, t = self.config, len(self.losses)
-        factor = learning_rate_factor(t, config.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+        set_rates(self.optimizer, t, config.steps)
         size = config.batch_tokens // config.train_length
         window = self.windows.batch(config.seed, t, size)  # (B, L + 1)
         logits = self.decoder(window[:, :-1])  # (B, L, V)
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), CLIP)
-        self.optimizer.step()
+        descend(self.decoder, self.optimizer, loss)
         self.losses.append(loss.item())
 
     def save(self, path: Path) -> None:

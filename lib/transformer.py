@@ -126,6 +126,14 @@ class Block(nn.Module):
         return self.w_o(y.transpose(1, 2).flatten(-2))  # (B, T, D)
 
 
+def encodings_of(c: Config) -> nn.ModuleList:
+    """The encodings of a model: one that serves all layers, or one for each."""
+    sizes = {"d_model": c.d_model, "n_heads": c.n_heads, "max_length": c.max_length}
+    first = build(c.encoding, **sizes, **c.options)
+    rest = () if first.shared_across_layers else range(c.n_layers - 1)
+    return nn.ModuleList([first, *(build(c.encoding, **sizes, **c.options) for _ in rest)])
+
+
 class Decoder(nn.Module):
     """A causal language model: tokens (B, T) → logits of the next token (B, T, V).
 
@@ -136,24 +144,12 @@ class Decoder(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        D, n = config.d_model, config.n_layers
+        D = config.d_model
         self.embedding = nn.Embedding(config.vocabulary, D)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(n))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(D, eps=1e-5)
         self._initialise()
-        first = self._build_encoding()
-        rest = [] if first.shared_across_layers else [self._build_encoding() for _ in range(n - 1)]
-        self.encodings = nn.ModuleList([first, *rest])
-
-    def _build_encoding(self):
-        c = self.config
-        return build(
-            c.encoding,
-            d_model=c.d_model,
-            n_heads=c.n_heads,
-            max_length=c.max_length,
-            **c.options,
-        )
+        self.encodings = encodings_of(config)
 
     def _initialise(self):
         """Normal weights of variance 1/fan-in, and 1/(2n) of it where they write to the stream."""

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lib.encodings import build
-from lib.training import BETAS, CLIP, WEIGHT_DECAY, learning_rate_factor
-from lib.transformer import Block, Config, View
+from lib.training import descend, optimizer_of, set_rates
+from lib.transformer import Block, Config, View, encodings_of
 
 
 class ViT(nn.Module):
@@ -30,18 +29,13 @@ class ViT(nn.Module):
 
     def __init__(self, config: Config, numbers: int):
         super().__init__()
-        D, layers = config.d_model, config.n_layers
+        D = config.d_model
         self.into = nn.Linear(numbers, D)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(D, eps=1e-5)
         self.head = nn.Linear(D, config.vocabulary)
         self._initialise()
-        sizes = {"d_model": D, "n_heads": config.n_heads, "max_length": config.max_length}
-        first = build(config.encoding, **sizes, **config.options)
-        rest = () if first.shared_across_layers else range(layers - 1)
-        self.encodings = nn.ModuleList(
-            [first, *(build(config.encoding, **sizes, **config.options) for _ in rest)]
-        )
+        self.encodings = encodings_of(config)
 
     def _initialise(self):
         """As in the decoder: normal weights of variance 1/fan-in, and 1/(2·layers) of it where they
@@ -90,32 +84,16 @@ def train(
     own, `encoding_rate` times faster and without weight decay. Raises FloatingPointError for a loss
     that is not finite.
     """
-    own = {id(p) for p in model.encodings.parameters()}
-    others = [p for p in model.parameters() if id(p) not in own]
-    groups = [
-        {"params": [p for p in others if p.dim() > 1], "peak": learning_rate},
-        {"params": [p for p in others if p.dim() == 1], "peak": learning_rate, "weight_decay": 0.0},
-    ]
-    if own:
-        rate = learning_rate * encoding_rate
-        mine = list(model.encodings.parameters())
-        groups.append({"params": mine, "peak": rate, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(
-        groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
-    )
+    optimizer = optimizer_of(model, learning_rate, encoding_rate)
     generator = torch.Generator().manual_seed(seed)
     a_round = len(tokens) // batch
     for step in range(epochs * a_round):
         if step % a_round == 0:
             order = torch.randperm(len(tokens), generator=generator)
         chosen = order[step % a_round * batch :][:batch]
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * learning_rate_factor(step, epochs * a_round)
+        set_rates(optimizer, step, epochs * a_round)
         loss = F.cross_entropy(model(tokens[chosen], positions), labels[chosen])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
+        descend(model, optimizer, loss)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"The loss is not finite at step {step}: choose a learning rate below "

@@ -61,7 +61,7 @@ def test_the_step_that_is_timed_is_the_step_of_the_trainings():
     training = Training(config, [rng.integers(0, 50, 300)], 50)
     window = training.windows.batch(0, 0, 2)
     model = config.decoder(50).train()
-    step = bench.step_of(model, model, bench.optimizer_of(model, config), window)
+    step = bench.step_of(model, model, bench.optimizer_of(model, config.learning_rate), window)
     training.step()
     assert step() == training.losses[0]
 

@@ -90,7 +90,7 @@ PART = {"factor": 4, "tokens": 1024, "windows": 4, "trials": 2}
 
 def test_the_parts_of_the_loss_within_L_add_up_to_the_loss(decoder):
     rows = pd.DataFrame(extension.local(decoder, "none", PART))
-    whole, n = extension._loss(decoder, L, PART)
+    whole, n = extension.mean_loss(decoder, L, PART)
     for _, part in rows.groupby("quantity"):
         assert part["tokens"].sum() == n
         assert np.average(part["value"], weights=part["tokens"]) == pytest.approx(whole, rel=1e-6)

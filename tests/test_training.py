@@ -139,7 +139,7 @@ def test_the_rate_warms_up_and_decays_to_nothing(steps):
 def test_the_encoding_learns_in_a_group_of_its_own_without_decay(encoding):
     config = dataclasses.replace(SMALL, encoding=encoding, encoding_rate=7.0)
     decoder = config.decoder(V)
-    groups = optimizer_of(decoder, config).param_groups
+    groups = optimizer_of(decoder, config.learning_rate, config.encoding_rate).param_groups
     own = [g for g in groups if g["peak"] == pytest.approx(7e-2)]
     mine = {id(p) for p in decoder.encodings.parameters()}
     assert {id(p) for g in own for p in g["params"]} == mine

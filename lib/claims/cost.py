@@ -217,7 +217,7 @@ def fixed_slopes_spare(results) -> Parts:
     for encoding in ("alibi", "t5"):
         config = TrainingConfig(encoding, seed=0, learning_rate=1e-3, tokens=2048)
         model = config.decoder(64)
-        optimizer = optimizer_of(model, config)
+        optimizer = optimizer_of(model, config.learning_rate)
         model(torch.zeros(1, 8, dtype=torch.long)).square().sum().backward()
         optimizer.step()
         own = list(model.encodings.parameters())

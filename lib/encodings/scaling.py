@@ -182,8 +182,7 @@ class NTKByParts(Scaling):
         """γ_k, the share of each pair that stays as it was: (d/2,)."""
         L = self.original_max_position_embeddings
         if self.ramp == "turns":
-            turns = L * theta / (2 * math.pi)
-            return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
+            return _ramp_in_turns(L, theta, self.beta_slow, self.beta_fast)
 
         def dim(r):  # the pair that turns r times within L
             return d * math.log(L / (2 * math.pi * r)) / (2 * math.log(base))
@@ -201,8 +200,7 @@ class NTKByParts(Scaling):
 
     def frequencies(self, d, base, length):
         theta = geometric_frequencies(d // 2, base, length.device)
-        gamma = self.kept(d, base, theta)
-        return (1 - gamma) * theta / self.factor + gamma * theta
+        return _by_parts(self.kept(d, base, theta), theta, self.factor)
 
 
 @named("yarn")
@@ -262,10 +260,10 @@ class Llama3(Scaling):
 
     def frequencies(self, d, base, length):
         theta = geometric_frequencies(d // 2, base, length.device)
-        turns = self.original_max_position_embeddings * theta / (2 * math.pi)
-        low, high = self.low_freq_factor, self.high_freq_factor
-        gamma = ((turns - low) / (high - low)).clamp(0, 1)
-        return (1 - gamma) * theta / self.factor + gamma * theta
+        L, low, high = (
+            self.original_max_position_embeddings, self.low_freq_factor, self.high_freq_factor
+        )  # fmt: skip
+        return _by_parts(_ramp_in_turns(L, theta, low, high), theta, self.factor)
 
 
 @named("longrope")
@@ -333,6 +331,17 @@ class LongRoPE(Scaling):
     @property
     def unscaled_length(self):
         return self.original_max_position_embeddings
+
+
+def _ramp_in_turns(L: int, theta, low: float, high: float):
+    """γ_k: 0 for pairs that turn less than `low` times within L, 1 from `high` times on."""
+    turns = L * theta / (2 * math.pi)  # r_k
+    return ((turns - low) / (high - low)).clamp(0, 1)
+
+
+def _by_parts(gamma, theta, s: float):
+    """θ' = (1 − γ)·θ/s + γ·θ."""
+    return (1 - gamma) * theta / s + gamma * theta
 
 
 def _check_more_than_one_pair(d: int, rope_type: str):

@@ -260,19 +260,15 @@ def exponents(results: pd.DataFrame) -> pd.DataFrame:
 
 def draw_times(frame: pd.DataFrame):
     panels = [p for p in (THEN, WRITTEN, NOW) if (frame["panel"] == p).any()]
-    figure, axes = figures.canvas(len(panels))
-    for ax, panel in zip(axes, panels, strict=True):
-        figures.curves(ax, frame[frame["panel"] == panel])
-        _lengths(ax, frame["x"])
-        _ratios(ax, frame["value"].max())
-        ax.set(title=panel)
-        figures.direct_labels(ax)
-    axes[0].set_ylabel("time a token, over that with sinusoids")
-    return figure
+    return _draw_ratios(frame, panels, "time a token, over that with sinusoids")
 
 
 def draw_memory(frame: pd.DataFrame):
     panels = list(dict.fromkeys(frame["panel"]))
+    return _draw_ratios(frame, panels, "memory, over that with sinusoids")
+
+
+def _draw_ratios(frame: pd.DataFrame, panels: list[str], label: str):
     figure, axes = figures.canvas(len(panels))
     for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
@@ -280,7 +276,7 @@ def draw_memory(frame: pd.DataFrame):
         _ratios(ax, frame["value"].max())
         ax.set(title=panel)
         figures.direct_labels(ax)
-    axes[0].set_ylabel("memory, over that with sinusoids")
+    axes[0].set_ylabel(label)
     return figure
 
 
@@ -315,10 +311,7 @@ def _ratios(ax, largest: float):
 
 
 def _lengths(ax, x):
-    ticks = sorted(x.unique())
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, labels=[f"{n:g}" for n in ticks])
-    ax.minorticks_off()
+    figures.doubling(ax, x.unique())
     ax.set_xlabel("tokens in a sequence")
 
 

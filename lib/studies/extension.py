@@ -95,7 +95,6 @@ METHODS = {
     "log_n": lambda s: {"log_length": L},
     "ntk_log_n": lambda s: _scaling("ntk")(s) | {"log_length": L},
 }
-SAME_FOR_ALL_FACTORS = ("none", "raised_base", "log_n")
 WITHIN = ("none", "linear", "ntk", "ntk_by_parts", "yarn")  # measured within L
 OF_ENTROPY = ("none", "linear", "ntk", "ntk_by_parts", "yarn", "log_n")
 
@@ -155,7 +154,7 @@ def _row(part, method, factor, quantity, length, value, tokens, steps=0) -> dict
     }  # fmt: skip
 
 
-def _loss(model, length: int, settings: dict):
+def mean_loss(model, length: int, settings: dict):
     """The mean loss (nats) over the study's targets, read in windows of `length`; their number."""
     documents = corpus.load().documents("test")
     scored = evaluation.blocks(documents, BLOCK, settings["tokens"])
@@ -169,18 +168,19 @@ def zero_shot(decoder, training, settings: dict) -> list[dict]:
     for method in settings["methods"]:
         model = rescaled(decoder, METHODS[method](s))
         for length in (L, s * L):
-            found = _loss(model, length, settings)
+            found = mean_loss(model, length, settings)
             rows.append(_row("zero_shot", method, s, "nll", length, *found))
     return rows
 
 
 def reference(decoder, training, settings: dict) -> list[dict]:
     """nll of ALiBi, as it is, at L and each s·L."""
-    return [
-        _row("zero_shot", training.encoding, s, "nll", length, *_loss(decoder, length, settings))
-        for s in settings["factors"]
-        for length in (L, s * L)
-    ]
+    rows = []
+    for s in settings["factors"]:
+        for length in (L, s * L):
+            found = mean_loss(decoder, length, settings)
+            rows.append(_row("zero_shot", training.encoding, s, "nll", length, *found))
+    return rows
 
 
 def fine_tune(decoder, training, settings: dict) -> list[dict]:
@@ -191,7 +191,7 @@ def fine_tune(decoder, training, settings: dict) -> list[dict]:
     for steps in settings["steps"]:
         model = fine_tuned(decoder, training, options, s * L, steps, BATCH_TOKENS, RATE)
         for length in (L, s * L):
-            found = _loss(model, length, settings)
+            found = mean_loss(model, length, settings)
             rows.append(_row("fine_tune", method, s, "nll", length, *found, steps=steps))
     return rows
 
@@ -281,7 +281,7 @@ def repeat(model, method: str, settings: dict) -> list[dict]:
 
 
 MEASURING = (
-    measure, zero_shot, reference, fine_tune, inside, local, last_seen, entropy, repeat, _loss,
+    measure, zero_shot, reference, fine_tune, inside, local, last_seen, entropy, repeat, mean_loss,
     _row, "lib.extending", "lib.probes.heads", "lib.training",
     (BLOCK, BATCH_TOKENS, RATE, BINS, DISTANCES, SEGMENT, WITHIN, OF_ENTROPY),
     tuple((name, repr(options(4))) for name, options in METHODS.items()),
@@ -298,29 +298,26 @@ def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
     return runs.table(outcomes, COLUMNS)
 
 
-def _perplexities(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(value=np.exp(rows["value"]))
+GAIN_PANEL, COST_PANEL = "read at s · L", "read at L"
+
+
+def _gain_and_cost(results: pd.DataFrame, part: str, x: str) -> pd.DataFrame:
+    """Perplexity of a part at s·L, and what it is at L, against its column x."""
+    rows = results[results["part"] == part]
+    panel = np.where(rows["length"] == L, COST_PANEL, GAIN_PANEL)
+    rows = rows.assign(panel=panel, x=rows[x], value=np.exp(rows["value"]))
+    rows = rows.sort_values("panel", key=lambda p: p != GAIN_PANEL, kind="stable")
+    return figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
 
 
 def reached(results: pd.DataFrame) -> pd.DataFrame:
     """Perplexity at s·L, and what it is at L with the method set for s, against s."""
-    rows = _perplexities(results[results["part"] == "zero_shot"])
-    inside = rows["length"] == L
-    rows = rows.assign(panel=np.where(inside, COST_PANEL, GAIN_PANEL), x=rows["factor"])
-    rows = rows.sort_values("panel", key=lambda p: p != GAIN_PANEL, kind="stable")
-    return figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
-
-
-GAIN_PANEL, COST_PANEL = "read at s · L", "read at L"
+    return _gain_and_cost(results, "zero_shot", "factor")
 
 
 def tuned(results: pd.DataFrame) -> pd.DataFrame:
     """Perplexity at s·L and at L against the steps of a fine-tune."""
-    rows = _perplexities(results[results["part"] == "fine_tune"])
-    inside = rows["length"] == L
-    rows = rows.assign(panel=np.where(inside, COST_PANEL, GAIN_PANEL), x=rows["steps"])
-    rows = rows.sort_values("panel", key=lambda p: p != GAIN_PANEL, kind="stable")
-    return figures.summarise(rows, ["panel", "encoding", "x"], "value")[figures.COLUMNS]
+    return _gain_and_cost(results, "fine_tune", "steps")
 
 
 def changed_within(results: pd.DataFrame) -> pd.DataFrame:
@@ -362,7 +359,7 @@ def draw_reached(frame: pd.DataFrame):
     for ax, panel in zip(axes, (GAIN_PANEL, COST_PANEL), strict=True):
         rows = frame[frame["panel"] == panel]
         figures.curves(ax, rows)
-        _factors(ax, sorted(frame["x"].unique()))
+        figures.doubling(ax, frame["x"].unique())
         others = rows[rows["encoding"] != "linear"]
         if not others.empty:
             _cut(ax, rows, others[["value", "high"]].max(axis=None), others["value"].min())
@@ -417,7 +414,7 @@ def draw_changed_within(frame: pd.DataFrame):
     for ax, (panel, (label, least)) in zip(axes, PANELS_WITHIN.items(), strict=True):
         rows = frame[(frame["panel"] == panel) & (frame["x"] >= least)]
         figures.curves(ax, rows)
-        _factors(ax, sorted(rows["x"].unique()))
+        figures.doubling(ax, rows["x"].unique())
         ax.axhline(0, color="#999999", lw=0.8, ls="--", zorder=0)
         ax.set(xlabel=label)
         figures.direct_labels(ax)
@@ -432,17 +429,11 @@ def draw_entropies(frame: pd.DataFrame):
     figures.curves(ax, frame)
     n = np.array(sorted(frame["x"].unique()), dtype=float)
     ax.plot(n, np.log(n), color="#999999", lw=0.8, ls="--", label="uniform: ln n")
-    _factors(ax, n)
+    figures.doubling(ax, n)
     ax.axvline(L, color="#999999", lw=0.8, ls=":", zorder=0)
     ax.set(xlabel="tokens before the query, n", ylabel="entropy of its attention (nats)")
     figures.direct_labels(ax)
     return figure
-
-
-def _factors(ax, ticks):
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-    ax.minorticks_off()
 
 
 FIGURES = {

@@ -18,7 +18,6 @@ encoding's failure past them when it does. What nothing has solved is reported a
 
 import hashlib
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,7 @@ import torch.nn.functional as F
 from matplotlib.colors import Normalize
 
 from lib import figures, paths, runs, tasks
-from lib.training import Training, learning_rate_factor, optimizer_of
+from lib.training import Training, descend, learning_rate_factor, optimizer_of, set_rates
 from lib.transformer import Config, Decoder
 
 L = 8  # the longest instances trained on
@@ -126,14 +125,14 @@ class Learning(Training):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings["seed"])
             self.decoder = Decoder(config)
-        self.optimizer = optimizer_of(self.decoder, SimpleNamespace(**self.sizes))
+        rates = self.sizes["learning_rate"], self.sizes["encoding_rate"]
+        self.optimizer = optimizer_of(self.decoder, *rates)
         self.losses: list[float] = []
 
     def step(self) -> None:
         """One batch: the loss of the answers' tokens alone."""
         t, seed, sizes = len(self.losses), self.settings["seed"], self.sizes
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * learning_rate_factor(t, sizes["steps"])
+        set_rates(self.optimizer, t, sizes["steps"])
         batch = tasks.training_batch(self.task, seed, t, sizes["batch"], sizes["longest"])
         tokens, scored = as_tensors(batch)
         B, T = tokens[:, :-1].shape
@@ -142,10 +141,7 @@ class Learning(Training):
             positions = torch.from_numpy(tasks.drawn_positions(seed, t, B, T, self.room // 2))
         logits = self.decoder(tokens[:, :-1], positions)  # (B, T, V)
         loss = F.cross_entropy(logits[scored], tokens[:, 1:][scored])
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), 1.0)
-        self.optimizer.step()
+        descend(self.decoder, self.optimizer, loss)
         self.losses.append(loss.item())
 
 
@@ -225,7 +221,7 @@ def exact_match(decoder, batch: tasks.Batch, positions=None):
 # The code that the rows depend on, besides the model's own.
 MEASURING = (
     Learning, as_tensors, learn, measure, test_positions, exact_match, optimizer_of,
-    learning_rate_factor, "lib.tasks.*",
+    set_rates, descend, learning_rate_factor, "lib.tasks.*",
 )  # fmt: skip
 
 

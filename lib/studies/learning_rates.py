@@ -9,6 +9,8 @@ own, and judged at the training length on the sweep's text, which serves nothing
 is `data/learning_rates.csv`; `python -m lib sweep` makes it anew.
 """
 
+from pathlib import Path
+
 import pandas as pd
 
 from lib import corpus, files, paths, runs
@@ -55,17 +57,16 @@ def sweep() -> pd.DataFrame:
     return rows
 
 
-def chosen(encoding: str) -> dict[str, float]:
-    """`learning_rate` and `encoding_rate` of an encoding, from the record.
+def chosen(encoding: str, record: Path = RECORD) -> dict[str, float]:
+    """`learning_rate` and `encoding_rate` of an encoding, from the record of a sweep.
 
     Raises ValueError when the record has no row for it.
     """
-    record = pd.read_csv(RECORD)
-    row = record[(record["encoding"] == encoding) & record["chosen"]]
+    rows = pd.read_csv(record)
+    row = rows[(rows["encoding"] == encoding) & rows["chosen"]]
     if len(row) != 1:
         raise ValueError(
-            f"data/learning_rates.csv has no chosen rate for {encoding!r}: "
-            f"run `python -m lib sweep`."
+            f"data/{record.name} has no chosen rate for {encoding!r}: run `python -m lib sweep`."
         )
     return row[["learning_rate", "encoding_rate"]].iloc[0].to_dict()
 

@@ -29,7 +29,7 @@ BEYOND = 1.25  # the largest factor tried, as a share of s
 STARTS = (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32)  # n̂
 SEEDS = ("linear", "ntk", "ntk_by_parts")  # whose factors begin the population
 LENGTHS = (L, 2 * L, STEP * L, FACTOR * L)
-BLOCK = 1024
+BLOCK = extension.BLOCK
 
 PROFILES = {
     "quick": {
@@ -203,13 +203,9 @@ def _factors(method: str, factors) -> list[dict]:
 
 
 def _tested(method: str, decoder, opts: dict, settings: dict) -> list[dict]:
-    documents = corpus.load().documents("test")
-    scored = evaluation.blocks(documents, BLOCK, settings["tokens"])
-    model, rows = rescaled(decoder, opts), []
-    for length in LENGTHS:
-        found = evaluation.evaluate(model, documents, length, None, scored)
-        rows.append(_row(method, "nll", length, found.nll_sum / found.tokens))
-    return rows
+    model = rescaled(decoder, opts)
+    losses = [extension.mean_loss(model, length, settings)[0] for length in LENGTHS]
+    return [_row(method, "nll", n, loss) for n, loss in zip(LENGTHS, losses, strict=True)]
 
 
 def _row(method, quantity, x, value) -> dict:
@@ -218,7 +214,8 @@ def _row(method, quantity, x, value) -> dict:
 
 MEASURING = (
     measure, options, read, written, formulas, Objective, start_population, evolution, at_random,
-    _evolution, _random, _two_steps, _search, _factors, _tested, _row, "lib.extending",
+    _evolution, _random, _two_steps, _search, _factors, _tested, _row,
+    extension.mean_loss, "lib.extending",
     "lib.training", (FACTOR, STEP, BEYOND, STARTS, SEEDS, LENGTHS, BLOCK),
     tuple((name, repr(options(4))) for name, options in extension.METHODS.items()),
     (extension.BATCH_TOKENS, extension.RATE),
@@ -285,9 +282,7 @@ def draw_perplexities(frame: pd.DataFrame):
     """PI lies far above the rest and is left to its table."""
     figure, (ax,) = figures.canvas()
     figures.curves(ax, frame[~frame["encoding"].isin(("linear", "random"))])
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(LENGTHS, labels=[str(n) for n in LENGTHS])
-    ax.minorticks_off()
+    figures.doubling(ax, LENGTHS)
     ax.set(xlabel="evaluation length (tokens)", ylabel="perplexity on held-out speeches")
     figures.direct_labels(ax)
     return figure

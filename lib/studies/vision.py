@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 
 from lib import figures, files, images, paths, runs, vit
+from lib.studies import learning_rates
 from lib.transformer import Config
 
 log = logging.getLogger(__name__)
@@ -209,17 +210,8 @@ MEASURING = (measure, _data, model_of, positions, grown, "lib.images", "lib.vit"
 
 
 def chosen(variant: str) -> dict[str, float]:
-    """`learning_rate` and `encoding_rate` of a variant, from the record.
-
-    Raises ValueError when the record has no row for it.
-    """
-    record = pd.read_csv(RECORD)
-    row = record[(record["encoding"] == variant) & record["chosen"]]
-    if len(row) != 1:
-        raise ValueError(
-            f"data/{RECORD.name} has no chosen rate for {variant!r}: run `python -m lib sweep`."
-        )
-    return row[["learning_rate", "encoding_rate"]].iloc[0].to_dict()
+    """`learning_rate` and `encoding_rate` of a variant, from the record (see `learning_rates`)."""
+    return learning_rates.chosen(variant, RECORD)
 
 
 def sweep() -> pd.DataFrame:
