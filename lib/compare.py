@@ -10,6 +10,7 @@ What is not equal: the others' learning rates come from a sweep, and this one ha
 most of them chose (`learning_rates.usual`); and the reference may come from another machine.
 """
 
+import logging
 import math
 import platform
 import time
@@ -49,6 +50,8 @@ def run(path: str | Path, out: str | Path | None = None) -> Path:
     trained, tasks, timed = jobs(name, path)
     try_sizes(name, trained[0].training, tasks[0].settings)
     print(f"{name}: conformance", flush=True)
+    # The compiler warns of every graph break; the property counts them instead.
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     conforms = conformance.check(conformance.registered(name))
     outcomes = runs.run([*trained, *tasks], f"{name}: trainings")
     of_cost = runs.run(timed, f"{name}: costs", alone=True)
@@ -134,6 +137,13 @@ def with_reference(study, outcomes: list[runs.Outcome]) -> pd.DataFrame:
     if "task" in others:
         others = others[others["task"].isin(mine["task"])]
     return pd.concat([others, mine], ignore_index=True)
+
+
+def results_of_examples() -> pd.DataFrame | None:
+    """The committed results of the full profile's main figure, which has the examples of
+    `lib.examples`; None where there are none yet."""
+    path = paths.REFERENCE / "full" / "extrapolation.csv"
+    return pd.read_csv(path) if path.exists() else None
 
 
 def conformance_frame(results: list[conformance.Result]) -> pd.DataFrame:

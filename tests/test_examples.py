@@ -118,11 +118,9 @@ def test_kerple_of_power_one_is_alibi():
 
 
 def test_kerple_begins_within_the_authors_range():
-    drawn = [build("kerple", d_model=12, n_heads=12, max_length=8) for _ in range(20)]
-    rho_1, rho_2 = (
-        torch.stack([getattr(k, n) for k in drawn]).detach() for n in ("rho_1", "rho_2")
-    )
-    r_1, r_2 = (torch.nn.functional.softplus(rho) for rho in (rho_1, rho_2))
+    with seeded(0):
+        kerple = build("kerple", d_model=400, n_heads=400, max_length=8)
+    r_1, r_2 = (torch.nn.functional.softplus(p) for p in (kerple.rho_1, kerple.rho_2))
     assert 0 < r_1.min() < 0.2 and 1.8 < r_1.max() < 2
     assert 0 < r_2.min() < 0.1 and 0.9 < r_2.max() < 1
 
@@ -198,7 +196,7 @@ def test_prope_has_the_frequencies_of_transformers(p, d):
     config = LlamaConfig(hidden_size=d, num_attention_heads=1, head_dim=d, rope_parameters=rope)
     theirs, _ = rope_utils.ROPE_INIT_FUNCTIONS["proportional"](config)
     ours = make("prope", d=d, n_heads=1, p=p, base=5e5).frequencies()
-    np.testing.assert_allclose(ours, theirs.double(), rtol=1e-6)
+    np.testing.assert_allclose(ours, theirs.double(), rtol=2e-6)
 
 
 def test_prope_lies_between_nope_and_rope():
@@ -217,11 +215,9 @@ def test_prope_lies_between_nope_and_rope():
 
 def test_cope_is_its_formula():
     cope, T = make("cope", p_max=4), 9
-    q, k = (t.numpy()[0] for t in (some(2, 3, T, 8)[:1], some(2, 3, T, 8)[1:]))
-    e, found = (
-        cope.e.detach().numpy(),
-        bias(cope, T, q=torch.tensor(q)[None], k=torch.tensor(k)[None]),
-    )
+    q, k = some(2, 1, 3, T, 8)
+    e, found = cope.e.detach().numpy(), bias(cope, T, q=q, k=k)
+    q, k = q[0].numpy(), k[0].numpy()
     for h in range(3):
         for i in range(T):
             g = 1 / (1 + np.exp(-(k[h, : i + 1] @ q[h, i]) / math.sqrt(8)))
@@ -261,6 +257,5 @@ def test_cope_counts_no_key_behind_the_mask():
     mask = causal_mask(8, 8) & (torch.arange(8) >= 3)
     padded = bias(cope, 8, q=q, k=k, mask=mask)[..., 3:, 3:]
     alone = bias(cope, 5, q=q[:, :, 3:], k=k[:, :, 3:])
-    np.testing.assert_allclose(
-        padded[..., np.tri(5, dtype=bool)], alone[..., np.tri(5, dtype=bool)]
-    )
+    seen = np.tri(5, dtype=bool)
+    np.testing.assert_allclose(padded[..., seen], alone[..., seen])
