@@ -33,6 +33,8 @@ def small(tmp_path, monkeypatch):
         "measuring": {"tokens": 1024, "sliding_tokens": 128},
     }
     monkeypatch.setitem(extrapolation.PROFILES, "default", {**p, **budget})
+    lengths = {**extrapolation.LENGTHS, extrapolation.L: (64, 128, extrapolation.BLOCK)}
+    monkeypatch.setattr(extrapolation, "LENGTHS", lengths)
     p = generalization.PROFILES["default"]
     sizes = {**p["sizes"], "n_layers": 1, "instances": 4}
     budget = {"steps": {"copy": 2}, "seeds": (0,), "sizes": sizes}
