@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from lib.encodings.base import Encoding, without_autocast
 
 WHOLE = 128  # up to so many queries a bias is written out: nothing would be gained by blocks
-# Queries in a block, least and most: enough to keep the kernel busy (from 768 on, torch's has larger
+# Queries in a block, least and most: enough to keep the kernel busy (from 768 on torch's has larger
 # tiles), few enough to skip the future. Fewer where a block of weights is held for a gradient.
 LEAST, BLOCK, LEARNED_BLOCK = 128, 768, 256
 LOW = (torch.bfloat16, torch.float16)
@@ -304,7 +304,15 @@ def _heads_by_reach(q, k, f) -> list[tuple[int, int]]:
     # The kernel's backward shares out heads among threads: as many at once as keep them busy.
     n = -(-torch.get_num_threads() // len(q)) if torch.is_grad_enabled() else 1
     n = min(H, -(-n // groups) * groups)
-    return [(len(reach[h : h + n]), max(reach[h : h + n])) for h in range(0, H, n)]
+    parts = [(len(reach[h : h + n]), max(reach[h : h + n])) for h in range(0, H, n)]
+    # Neighbours that see everything go together: fewer calls.
+    merged = parts[:1]
+    for heads, far in parts[1:]:
+        if far == merged[-1][1] == n_keys - 1:
+            merged[-1] = (merged[-1][0] + heads, far)
+        else:
+            merged.append((heads, far))
+    return merged
 
 
 def _window(f, n_queries: int, a: int, b: int, first: int, n_keys: int):
@@ -322,17 +330,17 @@ def _distances(q, k, v, f, reach=None):
     """The fused kernel over blocks of queries in reverse, the mask a view of f; keys more than
     `reach` back are left out."""
     n_queries, n_keys = q.shape[-2], k.shape[-2]
+    q = q.flip(2)
     pieces = []
-    for a, b in _blocks(n_queries):
+    for a, b in reversed(_blocks(n_queries)):
         last = n_keys - n_queries + b
         first = 0 if reach is None else max(0, last - (b - a) - reach)
         window = _window(f, n_queries, a, b, first, last)
         if q.device.type != "cpu":
             window = window.contiguous()  # other kernels want rows that start at even places
-        seen = slice(first, last)
-        y = _kernel(q[:, :, a:b].flip(2), k[:, :, seen], v[:, :, seen], attn_mask=window)
-        pieces.append(y.flip(2))
-    return torch.cat(pieces, dim=2)
+        rows, seen = slice(n_queries - b, n_queries - a), slice(first, last)
+        pieces.append(_kernel(q[:, :, rows], k[:, :, seen], v[:, :, seen], attn_mask=window))
+    return torch.cat(pieces, dim=2).flip(2)
 
 
 class _LearnedDistances(torch.autograd.Function):

@@ -49,11 +49,12 @@ def run_study(name: str, profile: str) -> None:
         + (o.training_seconds if o.job.training and o.job.training.key not in earlier else 0)
         for o in outcomes
     )
-    asked = json.dumps([[t.key for t in trained], [o.job.settings for o in outcomes]])
+    settings = [o.job.settings for o in outcomes]
+    asked = json.dumps([[t.key for t in trained], settings])
     source = figures.provenance(
         study=name,
         config_hash=hashlib.sha256(asked.encode()).hexdigest(),
-        seeds={t.seed for t in trained},
+        seeds={t.seed for t in trained} | {s["seed"] for s in settings if "seed" in s},
         data_hash=corpus.load().hash,
         seconds=seconds,
     )

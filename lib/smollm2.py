@@ -111,8 +111,10 @@ def load(scaling: dict | None = None, layout: str = "interleaved") -> Decoder:
     for training. Raises as `file` does, and for a scaling as `build("rope", …)` does.
     """
     first = _unscaled()
-    # Modules of its own, so that each has its encoding, around the same weights.
-    decoder = copy.deepcopy(first, {id(weight): weight for weight in first.parameters()})
+    # Modules and parameters of its own around the same numbers: each has its encoding, and what is
+    # done to one (`.half()`) leaves the others alone.
+    shared = {id(p): torch.nn.Parameter(p.detach(), False) for p in first.parameters()}
+    decoder = copy.deepcopy(first, shared)
     decoder.config = c = config(scaling, layout)
     rope = build(
         c.encoding, d_model=c.d_model, n_heads=c.n_heads, max_length=c.max_length, **c.options

@@ -279,20 +279,39 @@ WRONG = {
     "'factr'": {"rope_type": "linear", "factr": 2.0},
     "'beta_fast'": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32},
     "'factor'": {"rope_type": "linear"},
-    "'long_factor'": {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 64},
+    "'long_factor'": {
+        "rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 64,
+        "original_max_position_embeddings": 4096,
+    },
     "factor must be at least 1": {"rope_type": "ntk", "factor": 0.5},
     "factor must be a positive number": {"rope_type": "ntk", "factor": "2"},
-    "at least 1 .it lengthens": {
+    "is longer than max_length = 4096": {
         "rope_type": "yarn",
-        "original_max_position_embeddings": 8192,  # longer than the model's 4096
+        "original_max_position_embeddings": 8192,
     },
+    "needs the key 'original_max_position_embeddings'": {
+        "rope_type": "longrope", "factor": 32.0, "short_factor": [1.0] * 64,
+        "long_factor": [2.0] * 64,  # Phi-3's file has the original length outside
+    },
+    "embeddings must be a whole number": {
+        "rope_type": "yarn", "original_max_position_embeddings": "4096",
+    },
+    "There is no rope_type": {"rope_type": ["yarn"], "factor": 2.0},
+    "a dictionary for each of full_attention": {"full_attention": {"rope_type": "default"}},
+    "no float holds": {"rope_type": "ntk", "factor": 1e300},
+    "truncate must be": {"rope_type": "yarn", "factor": 2.0, "truncate": 0},
+    "'partial_rotary_factor'": {"rope_type": "default", "partial_rotary_factor": 0.5},
     "a factor for each of the 64 pairs": {
         "rope_type": "longrope",
         "factor": 2.0,
+        "original_max_position_embeddings": 4096,
         "short_factor": [1.0] * 64,
         "long_factor": [1.0] * 32,
     },
-    "must be above beta_slow": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0},
+    "must be above beta_slow": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.5},
+    "1.0 must be above beta_slow": {
+        "rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0, "ramp": "turns",
+    },
     "must be above low_freq": {
         "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1,
     },
@@ -309,6 +328,45 @@ def test_a_wrong_dictionary_is_one_clear_error(sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         rope(**WRONG[sentence])
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_dictionaries_of_published_models_are_read():
+    kimi = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+    kimi |= {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    ratio = rope(d=64).frequencies() / rope(d=64, **kimi).frequencies()
+    assert set(ratio.round(decimals=6).tolist()) <= {1.0, 32.0} | set(ratio[19:21].tolist())
+    whole = rope(rope_type="default", partial_rotary_factor=1.0)
+    assert torch.equal(whole.frequencies(), rope().frequencies())
+
+
+@pytest.mark.parametrize("L", [4, 6])
+def test_where_no_pair_turns_once_all_are_interpolated(L):
+    for ramp in ("dimension", "turns"):
+        keys = {"rope_type": "ntk_by_parts", "factor": 8.0, "ramp": ramp}
+        scaled = rope(d=32, original_max_position_embeddings=L, **keys)
+        assert torch.allclose(scaled.frequencies(), rope(d=32).frequencies() / 8)
+
+
+@pytest.mark.parametrize("T", [200, 300])
+def test_rows_of_different_lengths_turn_a_shared_run_of_keys_each_in_its_way(T):
+    scaled = rope(d=8, max_length=64, rope_type="dynamic", factor=2.0)
+    q, k = torch.randn(2, 1, 1, 8).double(), torch.randn(2, 1, T, 8).double()
+    q_pos, k_pos = torch.tensor([[350], [900]]), torch.arange(T)
+    together = scaled.rotate(q, k, q_pos, k_pos)
+    for i in range(2):
+        alone = scaled.rotate(q[[i]], k[[i]], q_pos[i], k_pos)
+        for x, y in zip(together, alone, strict=True):
+            assert torch.equal(x[[i]], y) or torch.allclose(x[[i]], y, atol=1e-12)
+
+
+def test_no_positions_and_positions_that_wrap_are_served():
+    scaled = rope(d=8, max_length=64, rope_type="dynamic", factor=2.0)
+    none = torch.randn(1, 1, 0, 8)
+    assert scaled.rotate(none, none, torch.arange(0), torch.arange(0))[0].shape == none.shape
+    wrapped = (torch.arange(600) % 256).to(torch.uint8)
+    q = torch.randn(1, 1, 600, 8, dtype=torch.float64)
+    expected, _ = rope(d=8).rotate(q, q, wrapped.long(), wrapped.long())
+    assert torch.allclose(rope(d=8).rotate(q, q, wrapped, wrapped)[0], expected, atol=1e-12)
 
 
 def test_two_bases_are_an_error():

@@ -15,7 +15,7 @@ from torch import nn
 
 from lib import counting, evaluation
 from lib.attention import attend, causal_mask, plain, toeplitz
-from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED, Part, jointly
+from lib.claims.verdicts import HOLDS, REFUTED, Part, jointly
 from lib.encodings import Encoding, build
 from lib.encodings.alibi import slopes
 from lib.encodings.rope import turn
@@ -198,7 +198,7 @@ def t5_buckets() -> list[Part]:
 
 def learned_bias_prepared_once(deviation: float) -> list[Part]:
     """T5's bias, once trained, is a constant: made before any input, from 2T − 1 numbers a head, it
-    gives what it gives when made at each call. What it takes in memory is not asked here."""
+    gives what it gives when made at each call. What it takes in memory is for `cost`."""
     T, t5 = 200, _built("t5")
     positions = torch.arange(T)
     prepared = toeplitz(t5, T, T)
@@ -209,7 +209,7 @@ def learned_bias_prepared_once(deviation: float) -> list[Part]:
     at_each_call, once = (torch.stack(both) for both in outputs)
     same = _equal("outputs, prepared once and made at each call", once, at_each_call, deviation)
     cannot = REFUTED if same.verdict == HOLDS else HOLDS
-    return [same._replace(verdict=cannot), Part("memory", UNDECIDED, "not measured yet")]
+    return [same._replace(verdict=cannot)]
 
 
 # ---- RoPE ----------------------------------------------------------------------------------------

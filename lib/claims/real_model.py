@@ -2,25 +2,26 @@
 
 Each function takes the results and gives parts on SmolLM2-135M, read zero-shot to 1.5 times its
 context; none where that study has no rows, so that the small models then decide alone. One model is
-one seed: its intervals are over passages of the text (see the study), and they answer for this
-model alone.
+one seed, and its intervals are over passages of one text (see the study): so these parts say what
+was found and decide nothing.
 """
 
 import math
 
 from lib import figures
-from lib.claims.verdicts import Part, jointly, judge, percent
+from lib.claims.verdicts import NOT_TESTABLE, Part, judge, percent
 from lib.studies import real_model
 
 NAME = "SmolLM2-135M"
 
 
 def _part(what: str, found: figures.Interval, low=-math.inf, high=math.inf) -> Part:
-    """Whether ln of a ratio of perplexities lies in low … high."""
+    """The ln of a ratio of perplexities in words, and whether it lies in low … high."""
     words = "not measured"
     if found.n:
         words = f"{percent(found.value)} [{percent(found.low)}, {percent(found.high)}]"
-    return Part(f"{NAME}, {what}", judge(found if found.n else None, low, high), words)
+    words += f" ({judge(found if found.n else None, low, high)})"
+    return Part(f"{NAME}, {what}", NOT_TESTABLE, words)
 
 
 def _change(results, method: str, where: str, factor: float = 2.0) -> figures.Interval:
@@ -83,4 +84,4 @@ def on_reach(results, within: float, least: float, most: float) -> list[Part]:
     limit = math.log1p(within)
     near = _part(f"unscaled, {least:g}·L", window(least), high=limit)
     far = _part(f"unscaled, {most:g}·L", window(most), low=limit)
-    return [jointly(f"{NAME}, reach", near, far)]
+    return [near, far]

@@ -183,7 +183,8 @@ class RoPE(Encoding):
 
     def _table(self, positions, length, m: float, dtype):
         linear = self.scaling is None or self.scaling.linear_in_positions
-        if linear and _is_a_long_run(positions):
+        one_length = not isinstance(length, torch.Tensor) or length.dim() == 0  # for all rows
+        if linear and one_length and _is_a_long_run(positions):
             theta = self.phase(positions.new_ones(1), length)[0]
             return table_of_a_run(positions[0], len(positions), theta, m, dtype, self.layout)
         return table(self.phase(positions, length), m, dtype, self.layout)
@@ -203,11 +204,13 @@ def _is_a_long_run(positions) -> bool:
     """Whether it pays on this device to make the table in steps: p, p + 1, … and many of them."""
     if positions.dim() > 1 or len(positions) < LONG or positions.device.type != "cpu":
         return False  # a GPU would have to be waited for
-    return not torch.compiler.is_compiling() and bool((positions.diff() == 1).all())
+    return not torch.compiler.is_compiling() and bool((positions.double().diff() == 1).all())
 
 
 def _length(positions):
-    """The largest position + 1 of positions (T,) or (B, T): float64, () or (B, 1)."""
+    """The largest position + 1 of positions (T,) or (B, T): float64, () or (B, 1); 1 for none."""
+    if positions.shape[-1] == 0:
+        return positions.new_ones((), dtype=torch.float64)
     return positions.amax(-1, keepdim=positions.dim() == 2).to(torch.float64) + 1
 
 

@@ -102,6 +102,8 @@ class NTK(Scaling):
 
     def check(self, d, base):
         _check_more_than_one_pair(d, self.rope_type)
+        if math.log(base) + d / (d - 2) * math.log(self.factor) > 700:
+            raise ValueError(f"factor = {self.factor} makes a base that no float holds: lower it.")
 
     def frequencies(self, d, base, length):
         return geometric_frequencies(d // 2, base * self.factor ** (d / (d - 2)), length.device)
@@ -110,7 +112,11 @@ class NTK(Scaling):
 @named("dynamic")
 @dataclass(frozen=True)
 class Dynamic(Scaling):
-    """NTK-aware for the length T at hand: b' = b·(s·T/L − (s − 1))^(d/(d−2)) for T > L, else b."""
+    """NTK-aware for the length T at hand: b' = b·(s·T/L − (s − 1))^(d/(d−2)) for T > L, else b.
+
+    At T = s·L it is NTK's of factor s² − s + 1. Transformers takes L from the model's own length
+    and passes over the one in its dictionary.
+    """
 
     original_max_position_embeddings: int
 
@@ -155,14 +161,15 @@ class NTKByParts(Scaling):
         super().__post_init__()
         check_whole(original_max_position_embeddings=self.original_max_position_embeddings)
         check_positive(beta_fast=self.beta_fast, beta_slow=self.beta_slow)
-        if self.beta_fast <= self.beta_slow:
+        step = self.ramp != "turns"  # as wide as the pairs that round its ends
+        if self.beta_fast < self.beta_slow or (self.beta_fast == self.beta_slow and not step):
             raise ValueError(
                 f"beta_fast = {self.beta_fast} must be above beta_slow = {self.beta_slow}: "
                 f"fast pairs turn more often."
             )
         if self.ramp not in ("dimension", "turns"):
             raise ValueError(f"ramp must be one of dimension, turns, not {self.ramp!r}.")
-        if self.truncate not in (None, True, False):
+        if not (self.truncate is None or isinstance(self.truncate, bool)):
             raise ValueError(f"truncate must be true or false, not {self.truncate!r}.")
         if self.ramp == "turns" and self.truncate is not None:
             raise ValueError("truncate has no effect on ramp 'turns': leave it out.")
@@ -182,9 +189,11 @@ class NTKByParts(Scaling):
             return d * math.log(L / (2 * math.pi * r)) / (2 * math.log(base))
 
         low, high = dim(self.beta_fast), dim(self.beta_slow)
+        if high < 0:  # no pair turns even β_slow times
+            return torch.zeros_like(theta)
         if self.truncate is not False:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(max(high, 0), d - 1)
+        low, high = max(low, 0), min(high, d - 1)
         if low >= high:
             high = low + 0.001  # a step
         k = torch.arange(d // 2, dtype=torch.float64, device=theta.device)
@@ -205,6 +214,8 @@ class YaRN(NTKByParts):
         attention_factor: what q and k are multiplied by, instead of √(1/t).
         mscale, mscale_all_dim: m and m' in (0.1·m·ln s + 1)/(0.1·m'·ln s + 1), which takes the
             place of √(1/t) in DeepSeek's models; both or none. An attention factor goes first.
+            What those models multiply their logits by besides, (0.1·m'·ln s + 1)², belongs to
+            their attention and not to the rotation.
     """
 
     attention_factor: float | None = None
@@ -345,7 +356,8 @@ def read(parameters: dict | None, base: float, max_length: int) -> tuple[Scaling
             and the type "default", scale nothing.
         base: b, where the dictionary has no "rope_theta".
         max_length: of the model (`max_position_embeddings` in its file). It is the original length
-            where the dictionary has none; where it has one and no factor, s is their ratio.
+            where the dictionary has none (LongRoPE must have one); where it has one and no factor,
+            s is their ratio.
 
     Raises:
         ValueError: an unknown type, a key that the type does not know, a key missing, two names or
@@ -356,10 +368,18 @@ def read(parameters: dict | None, base: float, max_length: int) -> tuple[Scaling
     if not isinstance(parameters, dict):
         raise ValueError(f"scaling must be a dictionary, not {parameters!r}.")
     keys = {key: value for key, value in parameters.items() if value is not None}
-    names = {OLD_NAMES.get(keys[k], keys[k]) for k in ("rope_type", "type") if k in keys}
+    if keys and all(isinstance(value, dict) for value in keys.values()):
+        raise ValueError(
+            f"scaling holds a dictionary for each of {', '.join(map(str, keys))}: give the one of "
+            f"the layer at hand."
+        )
+    names = {str(keys[k]) for k in ("rope_type", "type") if k in keys}
+    names = {OLD_NAMES.get(name, name) for name in names}
     keys = {key: value for key, value in keys.items() if key not in ("rope_type", "type")}
+    if keys.get("partial_rotary_factor") == 1:  # the whole head, which is all that is served here
+        del keys["partial_rotary_factor"]
     if len(names) != 1:
-        said = " and ".join(sorted(map(str, names))) or "nothing"
+        said = " and ".join(sorted(names)) or "nothing"
         raise ValueError(f"scaling must name one rope_type; it names {said}.")
     name = names.pop()
     theta = keys.pop("rope_theta", base)
@@ -382,9 +402,18 @@ def read(parameters: dict | None, base: float, max_length: int) -> tuple[Scaling
     if name == "default":
         return None, base
     if "original_max_position_embeddings" in known:
-        if name in INSTEAD_OF_FACTOR and "original_max_position_embeddings" in keys:
-            keys.setdefault("factor", max_length / keys["original_max_position_embeddings"])
-        keys.setdefault("original_max_position_embeddings", max_length)
+        original = keys.get("original_max_position_embeddings")
+        if original is not None:
+            check_whole(original_max_position_embeddings=original)
+        if original is not None and name in INSTEAD_OF_FACTOR and "factor" not in keys:
+            if original > max_length:
+                raise ValueError(
+                    f"original_max_position_embeddings = {original} is longer than max_length = "
+                    f"{max_length}, and no factor is given: a scaling lengthens."
+                )
+            keys["factor"] = max_length / original
+        if name != "longrope":  # two lists of factors need a length to change at
+            keys.setdefault("original_max_position_embeddings", max_length)
     for field in fields(SCALINGS[name]):
         if field.default is MISSING and field.name not in keys:
             raise ValueError(f"rope_type {name} needs the key {field.name!r}.")

@@ -22,46 +22,55 @@ claims decided from them ask for coarse inequalities.
 import pandas as pd
 import torch
 
-from lib import bench, figures, runs
+from lib import bench, corpus, evaluation, figures, runs
+from lib.studies import learning_rates
+from lib.training import Training, TrainingConfig
 
 ALONE = True  # one job at a time, and nothing beside it
 CPU = torch.device("cpu")
 FOUR = list(bench.OF_THE_PAPER)
+LITTLE = 16_384  # tokens of text that the overfitting models see again and again
 REST = [name for name in ("learned", "nope") if name in bench.TEXT]
 
 PROFILES = {
     "quick": {
         "lengths": (512,),
         "names": FOUR,
-        "rounds": 3,
+        "rounds": 6,
+        "training_rounds": 6,
         "written_out": (512,),
-        "growth": {256: 3, 512: 3, 1024: 3},
+        "growth": (256, 512, 1024),
         "attention": 1024,
-        "attention_rounds": 3,
-        "rotation_rounds": 5,
+        "rotation_rounds": 16,
         "contexts": (256, 4096),
+        "overfit_seeds": (),
+        "overfit_tokens": 0,
     },
     "default": {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
-        "rounds": 5,
+        "rounds": 6,
+        "training_rounds": 10,
         "written_out": (512, 1024),
-        "growth": {1024: 5, 2048: 5, 4096: 3, 8192: 3, 16384: 3},
+        "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
-        "attention_rounds": 5,
-        "rotation_rounds": 15,
+        "rotation_rounds": 16,
         "contexts": bench.CONTEXTS,
+        "overfit_seeds": (0, 1, 2),
+        "overfit_tokens": 10 * LITTLE,
     },
     "full": {
         "lengths": bench.PAPER,
         "names": FOUR + REST,
-        "rounds": 15,
+        "rounds": 20,
+        "training_rounds": 20,
         "written_out": bench.PAPER,
-        "growth": {1024: 9, 2048: 9, 4096: 9, 8192: 5, 16384: 5},
+        "growth": bench.LONG,
         "attention": bench.ATTENTION["T"],
-        "attention_rounds": 15,
-        "rotation_rounds": 41,
+        "rotation_rounds": 40,
         "contexts": bench.CONTEXTS,
+        "overfit_seeds": (0, 1, 2, 3, 4),
+        "overfit_tokens": 30 * LITTLE,
     },
 }
 COST = {"quick": 40, "default": 400, "full": 1200}  # core-seconds, measured
@@ -72,21 +81,27 @@ def jobs(profile: str) -> list[runs.Job]:
     p = PROFILES[profile]
     settings = []
     for length in p["lengths"]:
-        settings.append({"what": "encodings", "length": length, "names": p["names"]})
+        rounds = p["training_rounds"]
+        names = p["names"]
+        settings.append({"what": "encodings", "length": length, "names": names, "rounds": rounds})
         if "learned" in p["names"]:
             names = ["sinusoidal", "shaw"]
             settings.append({"what": "encodings", "length": length, "names": names, "rounds": 1})
     for length in p["written_out"]:
         settings.append({"what": "written out", "length": length, "names": FOUR})
-    for length, rounds in p["growth"].items():
-        settings.append({"what": "growth", "length": length, "names": FOUR, "rounds": rounds})
+    for length in p["growth"]:
+        settings.append({"what": "growth", "length": length, "names": FOUR})
     for kind in ("forward", "forward and backward"):
-        rounds = p["attention_rounds"]
-        settings.append({"what": kind, "length": p["attention"], "rounds": rounds})
+        settings.append({"what": kind, "length": p["attention"]})
     settings.append({"what": "rotation", "rounds": p["rotation_rounds"]})
     for context in p["contexts"]:
         settings.append({"what": "decoding", "length": context, "names": FOUR})
-    return [runs.Job(None, __name__, {"rounds": p["rounds"], **s}) for s in settings]
+    settings = [{"rounds": p["rounds"], **s} for s in settings]
+    for seed in p["overfit_seeds"]:
+        for name in ("alibi", "t5"):
+            tokens = p["overfit_tokens"]
+            settings.append({"what": "overfit", "name": name, "seed": seed, "tokens": tokens})
+    return [runs.Job(None, __name__, s) for s in settings]
 
 
 def measure(decoder, training, settings: dict) -> list[dict]:
@@ -94,6 +109,8 @@ def measure(decoder, training, settings: dict) -> list[dict]:
     what, rounds, length = (settings.get(name) for name in ("what", "rounds", "length"))
     names = settings.get("names")
     torch.manual_seed(0)
+    if what == "overfit":
+        return overfit(settings["name"], settings["seed"], settings["tokens"])
     if what == "encodings":
         return bench.encodings(CPU, rounds, [length], names)
     if what == "written out":
@@ -107,7 +124,32 @@ def measure(decoder, training, settings: dict) -> list[dict]:
     return bench.attention(CPU, rounds, [what], length)
 
 
-MEASURING = (measure, "lib.bench", "lib.training")
+def overfit(encoding: str, seed: int, tokens: int) -> list[dict]:
+    """The losses (nats a token) on the text that was trained on, several times over, and on as much
+    that was not."""
+    text = corpus.load()
+    seen, unseen = (text.stream(split)[:LITTLE] for split in ("train", "test"))
+    rates = learning_rates.chosen(encoding)
+    config = TrainingConfig(encoding, seed=seed, tokens=tokens, **rates)
+    training = Training(config, [seen], text.vocabulary_size)
+    for _ in range(config.steps):
+        training.step()
+    rows = []
+    for quantity, part in (("train", seen), ("test", unseen)):
+        found = evaluation.evaluate(training.decoder, part, config.train_length)
+        values = (
+            "overfit",
+            encoding,
+            tokens // LITTLE,
+            quantity,
+            seed,
+            found.nll_sum / found.tokens,
+        )
+        rows.append(dict(zip(bench.COLUMNS, values, strict=True)))
+    return rows
+
+
+MEASURING = (measure, overfit, (LITTLE,), "lib.bench", "lib.training")
 
 # ---- results -------------------------------------------------------------------------------------
 
@@ -115,15 +157,22 @@ COLUMNS = ["part", "encoding", "seed", "length", "quantity", "value", "ratio"]
 
 
 def collect(outcomes: list[runs.Outcome]) -> pd.DataFrame:
-    """`cost.csv`: COLUMNS, one row a measurement. `seed` counts the rounds, for a round is here
-    what a seed is elsewhere; `ratio` is to sinusoids, or what else the part is measured against
-    (`bench.BASE`), in the same round."""
-    frames = [bench.relative(pd.DataFrame(o.rows, columns=bench.COLUMNS)) for o in outcomes]
-    frame = pd.concat(frames, ignore_index=True)
+    """`cost.csv`: COLUMNS, one row a measurement. `seed` counts pairs of rounds, for such a pair is
+    here what a seed is elsewhere; of the two times the shorter counts, since what disturbs only
+    adds. `ratio` is to sinusoids, or what else a part is measured against (`bench.BASE`)."""
+    frame = pd.concat([_by_pairs(o.rows) for o in outcomes], ignore_index=True)
     names = {"subject": "encoding", "case": "length", "round": "seed"}
     frame = frame.rename(columns=names)[COLUMNS]
     # Sinusoids are measured beside Shaw once more: the longer series counts.
     return frame.drop_duplicates(["part", "encoding", "seed", "length", "quantity"])
+
+
+def _by_pairs(rows: list[dict]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=bench.COLUMNS)
+    timed = frame["quantity"] == "seconds"
+    frame["round"] = frame["round"].where(~timed, frame["round"] // 2)
+    by = [c for c in bench.COLUMNS if c != "value"]
+    return bench.relative(frame.groupby(by, sort=False, as_index=False)["value"].min())
 
 
 def ratios(results: pd.DataFrame, part: str, quantity: str) -> pd.DataFrame:
@@ -131,6 +180,12 @@ def ratios(results: pd.DataFrame, part: str, quantity: str) -> pd.DataFrame:
     if results.empty:
         return pd.DataFrame(columns=COLUMNS)
     return results[(results["part"] == part) & (results["quantity"] == quantity)]
+
+
+def medians(results: pd.DataFrame, part: str, quantity: str = "seconds") -> pd.DataFrame:
+    """The median ratio over rounds: a row a length, a column an encoding."""
+    rows = ratios(results, part, quantity)
+    return rows.pivot_table(index="length", columns="encoding", values="ratio", aggfunc="median")
 
 
 def _panel(rows: pd.DataFrame, panel: str, value: str = "ratio") -> pd.DataFrame:
@@ -209,14 +264,8 @@ def draw_times(frame: pd.DataFrame):
     for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
         _lengths(ax, frame["x"])
-        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
-        ax.set_yscale("log", base=2)
-        ax.set(title=panel, ylim=(0.75, 1.15 * frame["value"].max()))
-        ax.set_yticks(
-            ticks := [n for n in (1, 1.5, 2, 3, 4, 6, 8) if n < frame["value"].max() * 1.1]
-        )
-        ax.set_yticklabels([f"{n:g}" for n in ticks])
-        ax.minorticks_off()
+        _ratios(ax, frame["value"].max())
+        ax.set(title=panel)
         figures.direct_labels(ax)
     axes[0].set_ylabel("time a token, over that with sinusoids")
     return figure
@@ -228,7 +277,7 @@ def draw_memory(frame: pd.DataFrame):
     for ax, panel in zip(axes, panels, strict=True):
         figures.curves(ax, frame[frame["panel"] == panel])
         _lengths(ax, frame["x"])
-        ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+        _ratios(ax, frame["value"].max())
         ax.set(title=panel)
         figures.direct_labels(ax)
     axes[0].set_ylabel("memory, over that with sinusoids")
@@ -253,6 +302,16 @@ def draw_decoding(frame: pd.DataFrame):
     ax.set(xlabel="tokens in the cache", ylabel="tokens generated a second", ylim=(0, None))
     figures.direct_labels(ax)
     return figure
+
+
+def _ratios(ax, largest: float):
+    """A scale on which half is as far from 1 as double, and a line at 1 for sinusoids."""
+    ax.axhline(1, color=figures.COLOURS["sinusoidal"], lw=0.8, ls="--", zorder=0)
+    ticks = [n for n in (1, 1.2, 1.5, 2, 3, 4, 6, 8) if n < 1.1 * largest]
+    ax.set_yscale("log", base=2)
+    ax.set_ylim(0.75, 1.15 * max(largest, 1.2))
+    ax.set_yticks(ticks, labels=[f"{n:g}" for n in ticks])
+    ax.minorticks_off()
 
 
 def _lengths(ax, x):

@@ -69,6 +69,7 @@ def options(factors, start: int, s: float) -> dict:
     """The options of RoPE with these λ (d/2,) at every length, and the first tokens unscaled."""
     factors = [float(x) for x in factors]
     keys = {"factor": float(s), "attention_factor": 1.0, "start_tokens": int(start)}
+    keys["original_max_position_embeddings"] = L
     keys |= {"short_factor": factors, "long_factor": factors}
     return {"scaling": {"rope_type": "longrope", **keys}}
 

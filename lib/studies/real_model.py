@@ -236,7 +236,8 @@ def _table(results: pd.DataFrame, part: str) -> pd.DataFrame:
 
 def _length(results: pd.DataFrame) -> int:
     """Tokens of a long text; 0 where none was read."""
-    return int(results.loc[results["part"] == "long", "length"].max() or 0) if len(results) else 0
+    long = results[results["part"] == "long"] if len(results) else results
+    return int(long["length"].max()) if len(long) else 0
 
 
 def _long(results: pd.DataFrame) -> pd.DataFrame:
@@ -300,6 +301,8 @@ def unscaled_window(results: pd.DataFrame, ratio: float) -> figures.Interval:
     inside = excess[start < L].groupby(level="message").mean()
     past = excess[(start >= L) & (start < ratio * L)]
     past = (past - inside.reindex(past.index, level="message")) * (ratio - 1) / ratio
+    if past.empty:
+        return UNKNOWN
     by_message = past.groupby(level="message").mean()
     return figures.interval(by_message if len(by_message) > 2 else past)
 
