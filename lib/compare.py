@@ -290,7 +290,8 @@ def _cost(name: str, results: pd.DataFrame) -> list[str]:
         "## Cost",
         "",
         "Over that with sinusoids; of two rounds the shorter time counts, and this is the median "
-        f"over {results['seed'].nunique()} such pairs, with quartiles. A ratio below about 1.1 is noise.",
+        f"over {results['seed'].nunique()} such pairs, with quartiles. "
+        "A ratio below about 1.1 is noise.",
         "",
         _row("what", "tokens", "quantity", "encoding", "ratio"),
         _row(*["---"] * 5),
