@@ -5,6 +5,7 @@
     python -m lib accept        promote build/default to the committed reference
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
+    python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib notebooks     execute the committed notebooks in place, on the reference
 """
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     add("sweep", _sweep, "choose the learning rates anew")
     bench = add("bench", _bench, "measure what things cost on this machine")
     bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
+    compare = add("compare", _compare, "try an encoding of your own beside the survey's")
+    compare.add_argument("file", help="a Python file that registers one encoding")
+    compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -88,6 +92,12 @@ def _bench(options):
     from lib import bench
 
     bench.run(options.parts or None)
+
+
+def _compare(options):
+    from lib import compare
+
+    compare.run(options.file, options.out)
 
 
 def _readme(options):

@@ -73,6 +73,12 @@ LOOKS = {
     "raised_base": Look("raised base", "#6a8f00", "h", "-."),
     "log_n": Look("log n", "#58b4e8", "*", ":"),
     "ntk_log_n": Look("NTK-aware and log n", "#9bb05a", "*", ":"),
+    # Beyond the survey (lib.examples).
+    "kerple": Look("KERPLE", "#c48962", ">", "-."),
+    "fire": Look("FIRE", "#8900ff", "<", "-."),
+    "xpos": Look("xPos", "#b189ff", "p", "-."),
+    "prope": Look("p-RoPE", "#62624e", "H", "-."),
+    "cope": Look("CoPE", "#d8c462", "*", "-."),
 }
 LABELS = {name: look.label for name, look in LOOKS.items()}
 COLOURS = {name: look.colour for name, look in LOOKS.items()}

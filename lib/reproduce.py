@@ -83,6 +83,8 @@ def draw(profile: str) -> None:
             files.write_csv(make(results), place / f"{table}.csv")
         for figure, (frame, picture) in study.FIGURES.items():
             numbers = frame(results)
+            if numbers.empty:  # of what this profile leaves out
+                continue
             drawn = picture(numbers)
             figures.publish(drawn, figure, numbers, source, profile)
             plt.close(drawn)

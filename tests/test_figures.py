@@ -28,6 +28,9 @@ SCALING = [
     "none", "linear", "ntk", "dynamic", "ntk_by_parts", "yarn", "llama3", "longrope", "alibi",
 ]  # fmt: skip
 
+# With the survey's that their figure shows.
+EXAMPLES = ["kerple", "fire", "xpos", "prope", "cope", "t5", "rope", "alibi", "nope"]
+
 
 @pytest.fixture(autouse=True)
 def close_figures():
@@ -105,7 +108,9 @@ def test_the_simulation_knows_what_red_and_green_look_like():
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("group", [TEXT, IMAGE, SCALING], ids=["text", "image", "scaling"])
+@pytest.mark.parametrize(
+    "group", [TEXT, IMAGE, SCALING, EXAMPLES], ids=["text", "image", "scaling", "examples"]
+)
 def test_colours_that_share_a_figure_stay_apart(group, vision):
     # The eight colours of Okabe and Ito, a common choice, come as near as 17 to each other.
     pairs = {
@@ -117,7 +122,7 @@ def test_colours_that_share_a_figure_stay_apart(group, vision):
 
 
 def test_no_two_encodings_look_the_same():
-    for group in (TEXT + IMAGE[:-1], SCALING):
+    for group in (TEXT + IMAGE[:-1] + EXAMPLES[:5], SCALING):
         dressed = [figures.LOOKS[name][1:] for name in group]
         assert len(set(dressed)) == len(dressed)
         assert len({figures.LABELS[name] for name in group}) == len(group)

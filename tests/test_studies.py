@@ -147,7 +147,11 @@ def test_the_papers_curves_are_read_as_they_are_printed():
 @pytest.mark.parametrize("figure", extrapolation.FIGURES)
 @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
 def test_every_figure_is_drawn_from_rows_that_drift_can_match(figure, seeds):
-    results = made(lambda e, s, n, kind, length: 3 + 0.01 * s + 0.1 * math.log(length), seeds)
+    results = made(
+        lambda e, s, n, kind, length: 3 + 0.01 * s + 0.1 * math.log(length),
+        seeds,
+        encodings=("rope", "alibi", "kerple"),
+    )
     position = results[results["evaluation"] == "sliding"].assign(evaluation="position")
     frame, draw = extrapolation.FIGURES[figure]
     numbers = frame(pd.concat([results, position]))
@@ -156,6 +160,14 @@ def test_every_figure_is_drawn_from_rows_that_drift_can_match(figure, seeds):
     drawn = draw(numbers)
     drawn.canvas.draw()
     figures.plt.close(drawn)
+
+
+def test_the_figure_of_the_examples_is_empty_without_them():
+    results = made(lambda e, s, n, kind, length: 3.0)
+    frame = extrapolation.of_examples(results)
+    assert frame.empty and list(frame.columns) == figures.COLUMNS
+    results = made(lambda e, s, n, kind, length: 3.0, encodings=("rope", "learned", "fire"))
+    assert set(extrapolation.of_examples(results)["encoding"]) == {"rope", "fire"}
 
 
 def test_measuring_scores_the_same_targets_at_every_length():

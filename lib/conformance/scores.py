@@ -118,7 +118,7 @@ def scores_depend_on_differences_alone(subject, width, n_heads, T, offset):
     if relative is None:
         relative = not added(encoding, subject.place(4)).any()
     if not relative:
-        raise NotApplicable("absolute: it adds to the embeddings")
+        raise NotApplicable("absolute: it adds to the embeddings, or says that it is not relative")
     content = Content.of(encoding, T)
 
     def seen(positions):
@@ -136,6 +136,8 @@ def turning_keeps_lengths(subject, width, n_heads, position):
     encoding = subject.prepare(width, n_heads).double()
     if not turns(encoding, subject):
         raise NotApplicable("nothing is turned")
+    if not subject.keeps_lengths:
+        raise NotApplicable("it says that it scales what it turns")
     x = Content.of(encoding, 3).q[0, 0]
     here, there = (
         turned(encoding, x, subject.place(1, p)[0], encoding.max_length) for p in (0, position)
@@ -156,8 +158,8 @@ def channels_turn_in_the_declared_pairs(subject, width, n_heads, layout):
     encoding = _in_layout(subject, width, n_heads, layout)
     if encoding is None or not turns(encoding, subject):
         raise NotApplicable("nothing is turned" if encoding else "no choice of layout")
-    d, at_one = encoding.d, subject.place(1, 1)[0]
-    q, k = turned(encoding, torch.eye(d, dtype=torch.float64), at_one)  # row c: channel c, turned
+    d = encoding.d
+    q, k = _turned_channels(subject, encoding)
     mixed = (q.abs() > 1e-14) & ~torch.eye(d, dtype=torch.bool)  # (H, d, d)
     wrong = (mixed.sum(-1) > 1).sum() + (mixed != mixed.mT).sum() + ((q - k).abs() > 1e-14).sum()
     declared = getattr(encoding, "layout", None)
@@ -169,11 +171,21 @@ def channels_turn_in_the_declared_pairs(subject, width, n_heads, layout):
             subject, width, n_heads, "half_split" if declared == "interleaved" else "interleaved"
         )
         if other is not None:
-            o, _ = turned(other, torch.eye(d, dtype=torch.float64), at_one)
+            o, _ = _turned_channels(subject, other)
             side, halves = (q, o) if declared == "interleaved" else (o, q)
             place = torch.stack([c[: d // 2], c[d // 2 :]], dim=-1).flatten()  # side → halves
             wrong = wrong + ((halves[:, place][..., place] - side).abs() > 1e-12).sum()
     return Measure(float(wrong), 0.0)
+
+
+def _turned_channels(subject, encoding):
+    """(H, d, d) of queries and of keys: row c is channel c, turned, at position 1."""
+    x = torch.eye(encoding.d, dtype=torch.float64)
+    both = turned(encoding, x, subject.place(1, 1)[0])
+    if subject.keeps_lengths:
+        return both
+    # Queries and keys may be scaled, each pair by one number: that is taken out.
+    return tuple(t / t.norm(dim=-1, keepdim=True) for t in both)
 
 
 def _in_layout(subject, width, n_heads, layout: str | None):

@@ -14,6 +14,7 @@ from torch import nn
 from lib.attention import attend
 from lib.encodings import ENCODINGS, Encoding, build
 
+CLAIMS = ("relative", "keeps_lengths")  # traits that a class may state
 SIZES = ("self", "d_model", "n_heads", "max_length", "heads")
 
 
@@ -30,6 +31,7 @@ class Subject:
         options: for each option, values unlike its default, which must act or be refused.
         relative: whether scores depend on differences of positions alone; None means that they do
             unless something is added to the embeddings.
+        keeps_lengths: whether what is turned keeps its length, as a rotation does.
         base: b of fixed frequencies, for an encoding without an attribute `base`; None: unknown.
         phases: the dtype of its phases. float32 is allowed its own rounding, 2⁻²⁴ of the position,
             wherever phases of two positions are compared.
@@ -43,6 +45,7 @@ class Subject:
     domain: str = "text"
     options: Mapping[str, Sequence] = field(default_factory=dict)
     relative: bool | None = None
+    keeps_lengths: bool = True
     base: float | None = None
     phases: torch.dtype = torch.float64
     attend: Callable = attend
@@ -84,7 +87,9 @@ class Subject:
 def of_class(cls: type[Encoding], build=None, domain: str | None = None, **traits) -> Subject:
     """A subject of an `Encoding` subclass; its options are found in its signature.
 
-    `domain` is one of the class's, the first by default.
+    `domain` is one of the class's, the first by default. What by its mathematics it cannot promise,
+    a class says in attributes of the names of the traits: `relative = False` (FIRE),
+    `keeps_lengths = False` (xPos).
     """
     build, domain = build or cls, domain or cls.domain[0]
     taken = inspect.signature(cls.__init__).parameters.values()
@@ -93,6 +98,7 @@ def of_class(cls: type[Encoding], build=None, domain: str | None = None, **trait
         "name": cls.__name__,
         "options": {name: values for name, values in found.items() if values},
         "farthest": {"text": 4095, "image": 63}[domain],
+        **{name: getattr(cls, name) for name in CLAIMS if hasattr(cls, name)},
         **traits,
     }
     return Subject(build=build, domain=domain, **traits)

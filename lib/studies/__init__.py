@@ -51,11 +51,11 @@ def read(name: str, profile: str = "reference") -> pd.DataFrame:
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
     """The tidy frame behind every figure, by name; those of timings are one machine's, and left
-    out."""
+    out, as are those of what the profile leaves out."""
     made = {}
     for name in STUDIES:
         if alone(name):
             continue
         results = read(name, profile)
         made |= {figure: frame(results) for figure, (frame, _) in study(name).FIGURES.items()}
-    return made
+    return {figure: frame for figure, frame in made.items() if not frame.empty}

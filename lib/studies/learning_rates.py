@@ -71,6 +71,18 @@ def chosen(encoding: str, record: Path = RECORD) -> dict[str, float]:
     return row[["learning_rate", "encoding_rate"]].iloc[0].to_dict()
 
 
+def usual() -> dict[str, float]:
+    """The rates for an encoding that has not been swept: `learning_rate` is what most encodings
+    chose, `encoding_rate` what most of those with parameters did (the lower, where they tie)."""
+    record = pd.read_csv(RECORD)
+    record = record[record["chosen"]]
+    own = record[record["encoding"].isin(WITH_PARAMETERS)]
+    return {
+        "learning_rate": float(record["learning_rate"].mode().min()),
+        "encoding_rate": float(own["encoding_rate"].mode().min()),
+    }
+
+
 def _job(encoding: str, rate: float, own_rate: float) -> runs.Job:
     training = TrainingConfig(
         encoding=encoding,
