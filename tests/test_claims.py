@@ -167,7 +167,8 @@ def test_every_test_decides_a_claim():
 
 
 HELPERS = {
-    "here", "paper", "both", "paired", "tokens",
+    "here", "paper", "both", "paired", "tokens", "costs_here", "costs_published", "loss",
+    "cells", "sight", "settings", "beaten",
     "on_another_base", "on_yarn", "on_interpolation", "on_reach",
 }  # fmt: skip
 
@@ -178,6 +179,7 @@ texts = ["S0"]
 claim = "It is so."
 kind = ["measured"]
 regime = "here"
+cell = "11_extrapolation#ext-order"
 test = "measured.alibi_runs_on"
 expected = "within {within:.0%}"
 tolerance = { within = 0.02 }
@@ -191,6 +193,7 @@ TWICE = GOOD + GOOD
     [
         (GOOD + 'colour = "red"', "A-1: unknown colour"),
         (GOOD.replace('regime = "here"', ""), "A-1: missing regime"),
+        (GOOD.replace("#ext-order", ""), "A-1: cell must be a notebook and a cell"),
         (TWICE, "A-1 stands twice"),
         (GOOD.replace("alibi_runs_on", "alibi_flies"), "no test 'measured.alibi_flies'"),
         (GOOD.replace("measured.alibi_runs_on", "measured.paired"), "tolerance does not fit"),
