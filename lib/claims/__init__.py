@@ -110,7 +110,8 @@ def _detail(entry: Entry, here: list[Part], published: list[Part]) -> str:
     """The regime, which parts hold and which do not, and what is missing, in short sentences."""
     sentences = [f"about {entry.regime}"]
     if entry.needs:
-        sentences.append(f"not measured yet: {entry.needs}")
+        why = "not testable here, it would take" if entry.verdict else "not measured yet:"
+        sentences.append(f"{why} {entry.needs}")
     for where, parts in (("here", here), ("published", published)):
         words = list(dict.fromkeys(p.verdict for p in parts))
         if words == [UNDECIDED]:

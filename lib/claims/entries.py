@@ -35,6 +35,7 @@ class Entry:
         test: the function that decides it, "proofs.NAME", or "MODULE.NAME" of another module here,
             which is given the results first; it takes the keys of `tolerance` by name. None:
             `needs` says what a decision takes, or `verdict` gives it.
+        needs: what a decision here would take.
         expected: what the claim needs to hold; {key} stands for a tolerance.
         because: why these tolerances.
         verdict, found: the word that the sources alone give, and what they say.

@@ -14,7 +14,7 @@ import pandas as pd
 from lib import figures
 from lib.claims import cost, extension, measured
 from lib.claims.measured import SLIDING, Parts, paired
-from lib.claims.verdicts import HOLDS, REFUTED, UNDECIDED, Part, jointly, judge
+from lib.claims.verdicts import HOLDS, MIN_SEEDS, REFUTED, UNDECIDED, Part, jointly, judge
 from lib.claims.vision import FAMILIES, FINER
 from lib.studies import generalization, vision
 from lib.studies.extrapolation import L
@@ -77,6 +77,20 @@ def no_scheme_wins_everywhere(
     measured = "; ".join(f"{part.what} ({part.verdict}): {part.measured}" for part in turns)
     order = Part("the order of two schemes turns", HOLDS if HOLDS in words else sure, measured)
     return [_all_beaten(settings(results, text, tasks, pictures, costs)), order], []
+
+
+def standings(found: list[Setting]) -> pd.DataFrame:
+    """One row a setting and scheme: its place by the mean, from 1, and whether it has enough seeds
+    to be beaten and is not."""
+    rows = []
+    for setting in found:
+        means = pd.Series({e: v.mean() for e, v in setting.losses.items() if len(v)}, dtype=float)
+        for scheme, place in means.rank(method="min").items():
+            parts = [setting.behind(scheme, other) for other in means.index if other != scheme]
+            enough = setting.counted or len(setting.losses[scheme]) >= MIN_SEEDS
+            unbeaten = enough and all(part.verdict != HOLDS for part in parts)
+            rows.append((setting.name, scheme, place, unbeaten))
+    return pd.DataFrame(rows, columns=["setting", "scheme", "place", "unbeaten"])
 
 
 # ---- every scheme is beaten ----------------------------------------------------------------------
