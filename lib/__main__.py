@@ -8,6 +8,7 @@
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib readme        write the numbers in README.md anew from the reference
+    python -m lib book          the notebooks as static pages, into build/book/
     python -m lib notebooks     execute the committed notebooks in place, on the reference
 """
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = add("compare", _compare, "try an encoding of your own beside the survey's")
     compare.add_argument("file", help="a Python file that registers one encoding")
     compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
+    add("book", _book, "make pages of the notebooks, into build/book/")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -104,6 +106,12 @@ def _compare(options):
     from lib import compare
 
     compare.run(options.file, options.out)
+
+
+def _book(options):
+    from lib import book
+
+    book.build()
 
 
 def _readme(options):
