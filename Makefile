@@ -6,6 +6,8 @@ PYTHON ?= python3
 WORKERS ?=
 # Another package index for torch alone, to choose a build; empty means pip's own.
 TORCH_INDEX ?=
+# One study of the full profile, such as STUDY=examples; empty means all of them.
+STUDY ?=
 # More arguments for jupyter lab, such as LAB_ARGS=--no-browser.
 LAB_ARGS ?=
 export WORKERS
@@ -34,10 +36,10 @@ reproduce: $(STAMP) ## train everything afresh, redraw figures/, compare with th
 	@$(VENV_PYTHON) -m lib run --profile default
 
 full: $(STAMP) ## the long profile: longer training, more seeds; stops and resumes
-	@$(VENV_PYTHON) -m lib run --profile full
+	@$(VENV_PYTHON) -m lib run --profile full --study "$(STUDY)"
 
-accept: $(STAMP) ## promote build/default to the committed reference
-	@$(VENV_PYTHON) -m lib accept
+accept: $(STAMP) ## promote build/default to the committed reference (PROFILE=full: what full has finished)
+	@$(VENV_PYTHON) -m lib accept --profile $(or $(PROFILE),default)
 
 bench: $(STAMP) ## measure what things cost on this machine (GPU where present), into build/bench/
 	@$(VENV_PYTHON) -m lib bench

@@ -170,13 +170,32 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     return [outcomes[i] for i in range(len(jobs))]
 
 
+def finished(jobs: list[Job]) -> list[Outcome]:
+    """The outcomes of those jobs whose rows lie in the store; nothing is trained or measured, and
+    no fingerprint is asked for."""
+    outcomes = []
+    for job in jobs:
+        try:
+            record = _finished(job.training, corpus.load().hash) if job.training else _untrained()
+        except _Unusable:
+            continue
+        rows = _saved(*_place_of_rows(job, record))
+        if rows is not None:
+            outcomes.append(_outcome(job, record, rows, "in the store", "in the store"))
+    return outcomes
+
+
 def do(job: Job, slot: int = 0) -> Outcome:
     """Train (or find) the model of a job and measure (or find) its rows. Runs in a worker, which
     counts its tokens in `slot`."""
     global _slot
     _slot = slot
-    record, trained = _trained(job) if job.training else _untrained()
+    record, trained = _trained(job) if job.training else (_untrained(), "no training")
     rows, measured = _measured(job, record)
+    return _outcome(job, record, rows, trained, measured)
+
+
+def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) -> Outcome:
     return Outcome(
         job=job,
         rows=rows["rows"],
@@ -250,9 +269,9 @@ def _trained(job: Job) -> tuple[dict, str]:
     return record, why if resumed is not None else f"trained: {why}"
 
 
-def _untrained() -> tuple[dict, str]:
+def _untrained() -> dict:
     """The record of a job that trains nothing."""
-    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}, "no training"
+    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}
 
 
 class _Unusable(Exception):
@@ -294,6 +313,24 @@ def _usable_checkpoint(training, data_hash, documents, vocabulary) -> int | None
 
 def _measured(job: Job, record: dict) -> tuple[dict, str]:
     """The rows that a job asks for, and why they were measured or used again."""
+    path, key = _place_of_rows(job, record)
+    saved = _saved(path, key)
+    if saved is not None:
+        _report(job.measure_tokens)
+        return saved, "used again: weights, settings and code agree"
+    began = time.perf_counter()
+    model = decoder(job.training) if job.training else None
+    rows = importlib.import_module(job.measure).measure(model, job.training, job.settings)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+    files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
+    _report(job.measure_tokens)
+    # As the next call will read them: the same bytes whether measured now or used again.
+    return json.loads(path.read_text(encoding="utf-8")), "measured"
+
+
+def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
+    """The file of the rows that a job asks for, and all that they depend on."""
     study = importlib.import_module(job.measure)
     key = {
         "measure": job.measure,
@@ -304,23 +341,17 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     place = folder(job.training) if job.training else paths.CACHE / "measured"
-    path = place / f"measured-{digest}.json"
+    return place / f"measured-{digest}.json", key
+
+
+def _saved(path: Path, key: dict) -> dict | None:
+    """The rows in a file of the store, where they are whole and depend on the same."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["key"] == key and saved["rows"] and saved["peak_mib"] > 0:
-            _report(job.measure_tokens)
-            return saved, "used again: weights, settings and code agree"
+        whole = saved["rows"] and saved["peak_mib"] > 0 and saved["seconds"] >= 0
+        return saved if whole and saved["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
-        pass
-    began = time.perf_counter()
-    model = decoder(job.training) if job.training else None
-    rows = study.measure(model, job.training, job.settings)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
-    files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
-    _report(job.measure_tokens)
-    # As the next call will read them: the same bytes whether measured now or used again.
-    return json.loads(path.read_text(encoding="utf-8")), "measured"
+        return None
 
 
 @functools.cache
