@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import corpus, figures, paths, studies
+from lib import corpus, figures, paths, studies, texts
 from lib.studies import extrapolation, learning_rates
 from lib.training import TrainingConfig
 
@@ -41,6 +41,8 @@ def test_every_study_says_what_it_runs(name, profile):
     keys = [(j.training.key if j.training else None, str(j.settings)) for j in jobs]
     assert jobs and len(set(keys)) == len(keys)
     assert all(job.measure == study.__name__ and study.MEASURING for job in jobs)
+    # The other text may be downloaded: the gpu profile's alone.
+    assert {job.training.text for job in jobs if job.training} <= {texts.MESSAGES}
 
 
 def test_no_two_figures_have_one_name():
