@@ -171,13 +171,32 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     return [outcomes[i] for i in range(len(jobs))]
 
 
+def finished(jobs: list[Job]) -> list[Outcome]:
+    """The outcomes of those jobs whose rows lie in the store; nothing is trained or measured, and
+    no fingerprint is asked for."""
+    outcomes = []
+    for job in jobs:
+        try:
+            record = _record(job.training) if job.training else _untrained()
+        except _Unusable:
+            continue
+        rows = _saved(*_place_of_rows(job, record))
+        if rows is not None:
+            outcomes.append(_outcome(job, record, rows, "in the store", "in the store"))
+    return outcomes
+
+
 def do(job: Job, slot: int = 0) -> Outcome:
     """Train (or find) the model of a job and measure (or find) its rows. Runs in a worker, which
     counts its tokens in `slot`."""
     global _slot
     _slot = slot
-    record, trained = _trained(job) if job.training else _untrained()
+    record, trained = _trained(job) if job.training else (_untrained(), "no training")
     rows, measured = _measured(job, record)
+    return _outcome(job, record, rows, trained, measured)
+
+
+def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) -> Outcome:
     return Outcome(
         job=job,
         rows=rows["rows"],
@@ -195,15 +214,14 @@ def decoder(training: TrainingConfig):
 
     Raises ValueError when that run has not been finished on this machine, or its files are damaged.
     """
-    text = texts.load(training.text)
     try:
-        _finished(training, text.hash)
+        _record(training)
     except _Unusable as reason:
         raise ValueError(
             f"No run of {training.encoding}, L = {training.train_length}, seed {training.seed} can "
             f"be used on this machine ({reason}): `make reproduce` trains it."
         ) from None
-    model = training.decoder(text.vocabulary_size)
+    model = training.decoder(texts.load(training.text).vocabulary_size)
     model.load_state_dict(read_tensors(folder(training) / "model.safetensors"))
     return model.eval()
 
@@ -257,9 +275,14 @@ def _trained(job: Job) -> tuple[dict, str]:
     return record, why if resumed is not None else f"trained: {why}"
 
 
-def _untrained() -> tuple[dict, str]:
+def _record(training: TrainingConfig) -> dict:
+    """The record of a finished run on today's data; _Unusable where there is none."""
+    return _finished(training, texts.load(training.text).hash)
+
+
+def _untrained() -> dict:
     """The record of a job that trains nothing."""
-    return {"data": texts.load().hash, "weights": "", "losses": [], "seconds": 0.0}, "no training"
+    return {"data": texts.load().hash, "weights": "", "losses": [], "seconds": 0.0}
 
 
 class _Unusable(Exception):
@@ -307,6 +330,26 @@ def _checkpoint_step(training, data_hash, documents, vocabulary) -> int:
 
 def _measured(job: Job, record: dict) -> tuple[dict, str]:
     """The rows that a job asks for, and why they were measured or used again."""
+    path, key = _place_of_rows(job, record)
+    saved = _saved(path, key)
+    if saved is not None:
+        _report(job.measure_tokens)
+        return saved, "used again: weights, settings and code agree"
+    damaged = "measured again: the rows on record are damaged"
+    measured = damaged if path.exists() else "measured"
+    began = time.perf_counter()
+    model = decoder(job.training) if job.training else None
+    rows = importlib.import_module(job.measure).measure(model, job.training, job.settings)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+    files.write_sealed({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
+    _report(job.measure_tokens)
+    # As the next call will read them: the same bytes whether measured now or used again.
+    return files.read_sealed(path), measured
+
+
+def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
+    """The file of the rows that a job asks for, and all that they depend on."""
     study = importlib.import_module(job.measure)
     key = {
         "measure": job.measure,
@@ -317,26 +360,16 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     place = folder(job.training) if job.training else paths.CACHE / "measured"
-    path = place / f"measured-{digest}.json"
+    return place / f"measured-{digest}.json", key
+
+
+def _saved(path: Path, key: dict) -> dict | None:
+    """The rows in a file of the store, where they are whole and depend on the same."""
     try:
         saved = files.read_sealed(path)
-        if saved["key"] == key and saved["rows"]:
-            _report(job.measure_tokens)
-            return saved, "used again: weights, settings and code agree"
-        measured = "measured"
-    except FileNotFoundError:
-        measured = "measured"
+        return saved if saved["rows"] and saved["key"] == key else None
     except (OSError, ValueError, KeyError):
-        measured = "measured again: the rows on record are damaged"
-    began = time.perf_counter()
-    model = decoder(job.training) if job.training else None
-    rows = study.measure(model, job.training, job.settings)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
-    files.write_sealed({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
-    _report(job.measure_tokens)
-    # As the next call will read them: the same bytes whether measured now or used again.
-    return files.read_sealed(path), measured
+        return None
 
 
 @functools.cache

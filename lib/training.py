@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from lib import files
 from lib.transformer import Config, Decoder
 
-TEXT = "messages"  # what `lib.corpus.load` gives unless asked for another
+TEXT = "messages"  # what `lib.texts.load` gives unless asked for another
 FINGERPRINT_STEPS = 20  # the losses of the first steps tell one training from another
 FINGERPRINT_TOLERANCE = 1e-5
 CHECKPOINT_STEPS = 200
@@ -38,7 +38,7 @@ class TrainingConfig:
         learning_rate: the peak of a linear warm-up and a cosine decay to zero.
         encoding_rate: the encoding's own parameters (a learned table, relation vectors, a bias)
             learn this many times faster, without weight decay.
-        text: what it learns from, a name that `lib.corpus.load` knows.
+        text: what it learns from, a name that `lib.texts.load` knows.
     """
 
     encoding: str
