@@ -25,7 +25,7 @@ CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
 
 MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 HTML_LINK = re.compile(r'(?<=href=")([\w.-]+)\.ipynb(?:#cell-id=([\w-]+))?(?=")')
-CELL = re.compile(r"(?:([\w.-]+)\.ipynb)?#cell-id=([\w-]+)")  # as JupyterLab writes it
+CELL = re.compile(r"(?:([\w./-]+)\.ipynb)?#cell-id=([\w-]+)")  # as JupyterLab writes it
 
 
 def build():
@@ -71,7 +71,7 @@ def _sphinx(work):
 def prepare(app, name, content):
     """Sphinx's `source-read` hook: content[0], the text of page `name`, made ready to parse."""
     if name == app.config.root_doc:
-        content[0] = _without_folders(content[0], paths.ROOT) + CONTENTS
+        content[0] = _to_cells(_without_folders(content[0], paths.ROOT)) + CONTENTS
     else:
         content[0] = notebook_text(content[0])
 

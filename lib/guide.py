@@ -48,9 +48,9 @@ class Cite(NamedTuple):
         if isinstance(self.found, float):
             return f"{self.what}: {show(self.found)}"
         if math.isnan(self.found.low):
-            return f"{self.what}: {show(self.found.value)} (one seed)"
+            return f"{self.what}: {show(self.found.value)} [one seed]"
         low, high = show(self.found.low), show(self.found.high)
-        return f"{self.what}: {show(self.found.value)} ({low} to {high})"
+        return f"{self.what}: {show(self.found.value)} [{low}, {high}]"
 
 
 class Branch(NamedTuple):
@@ -253,3 +253,33 @@ def page(found: list[Branch]) -> Page:
     head = "".join(f"<th {style}>{name}</th>" for name in ("you have", "take", "measured here"))
     html = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return Page(html, "\n".join(lines))
+
+
+# Training at 2k and running at 16k, or any other two lengths that far apart.
+EIGHT = 8
+
+
+def answer(results: Results) -> list[str]:
+    """Which encoding for reading 8 times the training length: two sentences, each from rows that
+    are asked again; a row that does not say so in this build is marked."""
+    r = Rows(results)
+    new = [
+        r.change("alibi", EIGHT, high=FEW),
+        r.against("t5", "alibi", EIGHT, high=0.0),
+        r.time("t5", low=0.0),
+    ]
+    had = [
+        r.change("rope", EIGHT, low=SOME),
+        r.scaled("yarn", "none", EIGHT, high=0.0),
+        r.scaled("yarn", "none", EIGHT, low=0.0, at=1),
+    ]
+    return [
+        f"A new model, text: ALiBi, which loses nothing ({_said(new[0])}). T5's bias is lower "
+        f"still at that length ({_said(new[1])}), if you can pay for it ({_said(new[2])}).",
+        f"A RoPE model that you have: YaRN set for a factor of {EIGHT} ({_said(had[1])}; "
+        f"{_said(had[2])}), since unscaled it breaks down ({_said(had[0])}).",
+    ]
+
+
+def _said(cite: Cite) -> str:
+    return cite.words + ("" if cite.holds else ", not sure in this build")

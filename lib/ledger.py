@@ -92,7 +92,10 @@ def _group(verdict: str, rows: pd.DataFrame, known: dict) -> str:
 
 
 def _row(row, entry) -> str:
-    sides = f"here: {words(row.verdict_here)}, published: {words(row.verdict_published)}"
+    sides = ", ".join(
+        f"{side}: {words(verdict) if f'{side}: ' in row.measured else 'not asked'}"
+        for side, verdict in (("here", row.verdict_here), ("published", row.verdict_published))
+    )
     facts = [("expected", row.expected), ("measured", row.measured), ("about", row.detail)]
     facts += [("sources", "; ".join(entry.sources))] if entry.sources else []
     more = "".join(f"<p><i>{name}:</i> {escape(text)}</p>" for name, text in facts if text)
@@ -102,7 +105,7 @@ def _row(row, entry) -> str:
     look = f"background:{COLOURS[row.verdict]};color:#111;white-space:nowrap"
     return (
         f'<tr data-texts="{" ".join(entry.texts)}" id="claim-{row.id}">'
-        f"<td {_style()}><b>{row.id}</b><br>{' '.join(entry.texts)}</td>"
+        f"<td {_style('white-space:nowrap')}><b>{row.id}</b><br>{' '.join(entry.texts)}</td>"
         f"<td {_style()}>{escape(entry.claim)}<details><summary>{escape(sides)}</summary>{more}"
         f"</details></td>"
         f"<td {_style(look)}>{SIGNS[row.verdict]} {words(row.verdict)}</td>"
