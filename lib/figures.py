@@ -47,6 +47,7 @@ LOOKS = {
     "rope": Look("RoPE", "#0055b2", "D"),
     "alibi": Look("ALiBi", "#b23a08", "P"),
     "nope": Look("NoPE", "#8a4480", "X"),
+    "mrope": Look("M-RoPE", "#0055b2", "D", "-."),
     "rope_random": Look("RoPE, drawn positions", "#58b4e8", "d", "--"),
     "sinusoidal2d": Look("sinusoidal, 2D", "#333333", "o", "--"),
     "learned2d": Look("learned, 2D", "#f0901e", "s", "-."),
@@ -342,8 +343,9 @@ def _legible(colour):
 
 
 def folder(profile):
-    """Where a profile's figures go: figures/ for "default", under build/ for the others."""
-    return paths.FIGURES if profile == "default" else paths.results(profile) / "figures"
+    """Where a profile's figures go: under build/, or figures/ for what is committed."""
+    committed = profile in ("default", "reference of full")
+    return paths.FIGURES if committed else paths.results(profile) / "figures"
 
 
 def publish(figure, name, frame, provenance, profile):

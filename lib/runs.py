@@ -164,9 +164,9 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     bar = _bar(title, sum(job.work for job in jobs))
     try:
-        for done, finished in work:
+        for done, new in work:
             bar.update(done - bar.n)
-            for i, outcome in finished.items():
+            for i, outcome in new.items():
                 outcomes[i] = outcome
                 bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcome)}")
     finally:
@@ -187,8 +187,8 @@ def _in_processes(jobs: list[Job], alone: bool) -> Iterator[tuple[int, dict[int,
         longest_first = sorted(range(len(jobs)), key=lambda i: -jobs[i].work)
         pending = {pool.submit(do, jobs[i], i): i for i in longest_first}
         while pending:
-            finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-            yield sum(done), {pending.pop(future): future.result() for future in finished}
+            ended, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            yield sum(done), {pending.pop(future): future.result() for future in ended}
     except BrokenProcessPool:
         raise RuntimeError(
             "A worker process died (out of memory?). Run the same command again, perhaps with "
@@ -198,13 +198,32 @@ def _in_processes(jobs: list[Job], alone: bool) -> Iterator[tuple[int, dict[int,
         _stop(pool)
 
 
+def finished(jobs: list[Job]) -> list[Outcome]:
+    """The outcomes of those jobs whose rows lie in the store; nothing is trained or measured, and
+    no fingerprint is asked for."""
+    outcomes = []
+    for job in jobs:
+        try:
+            record = _finished(job.training, corpus.load().hash) if job.training else _untrained()
+        except _Unusable:
+            continue
+        rows = _saved(*_place_of_rows(job, record))
+        if rows is not None:
+            outcomes.append(_outcome(job, record, rows, "in the store", "in the store"))
+    return outcomes
+
+
 def do(job: Job, slot: int = 0) -> Outcome:
     """Train (or find) the model of a job and measure (or find) its rows. Runs in a worker, which
     counts its tokens in `slot`."""
     global _slot
     _slot = slot
-    record, trained = _trained(job) if job.training else _untrained()
+    record, trained = _trained(job) if job.training else (_untrained(), "no training")
     rows, measured = _measured(job, record)
+    return _outcome(job, record, rows, trained, measured)
+
+
+def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) -> Outcome:
     return Outcome(
         job=job,
         rows=rows["rows"],
@@ -231,7 +250,7 @@ def stored(job: Job) -> list[Path]:
     if job.training:
         found = [folder(job.training).glob("*")]
     else:  # its rows, and the checkpoints of studies that train themselves, while unfinished
-        rows = _place_of_rows(job, _key_of_rows(job, _untrained()[0]))
+        rows, _ = _place_of_rows(job, _untrained())
         found = [rows.parent.glob(rows.name), (paths.CACHE / "tasks").glob("*")]
     return sorted(path for some in found for path in some if not path.name.startswith("."))
 
@@ -297,9 +316,9 @@ def _trained(job: Job) -> tuple[dict, str]:
     return record, why if resumed is not None else f"trained: {why}"
 
 
-def _untrained() -> tuple[dict, str]:
+def _untrained() -> dict:
     """The record of a job that trains nothing."""
-    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}, "no training"
+    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}
 
 
 class _Unusable(Exception):
@@ -341,18 +360,14 @@ def _usable_checkpoint(training, data_hash, documents, vocabulary) -> int | None
 
 def _measured(job: Job, record: dict) -> tuple[dict, str]:
     """The rows that a job asks for, and why they were measured or used again."""
-    study, key = importlib.import_module(job.measure), _key_of_rows(job, record)
-    path = _place_of_rows(job, key)
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["key"] == key and saved["rows"] and saved["peak_mib"] > 0:
-            _report(job.measure_tokens)
-            return saved, "used again: weights, settings and code agree"
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    path, key = _place_of_rows(job, record)
+    saved = _saved(path, key)
+    if saved is not None:
+        _report(job.measure_tokens)
+        return saved, "used again: weights, settings and code agree"
     began = time.perf_counter()
     model = decoder(job.training) if job.training else None
-    rows = study.measure(model, job.training, job.settings)
+    rows = importlib.import_module(job.measure).measure(model, job.training, job.settings)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
     files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
@@ -361,22 +376,29 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     return json.loads(path.read_text(encoding="utf-8")), "measured"
 
 
-def _key_of_rows(job: Job, record: dict) -> dict:
-    """All that rows depend on."""
+def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
+    """The file of the rows that a job asks for, and all that they depend on."""
     study = importlib.import_module(job.measure)
-    return {
+    key = {
         "measure": job.measure,
         "settings": job.settings,
         "weights": record["weights"],
         "data": record["data"],
         "code": code_hash((*MODEL, *study.MEASURING)),
     }
-
-
-def _place_of_rows(job: Job, key: dict) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     place = folder(job.training) if job.training else paths.CACHE / "measured"
-    return place / f"measured-{digest}.json"
+    return place / f"measured-{digest}.json", key
+
+
+def _saved(path: Path, key: dict) -> dict | None:
+    """The rows in a file of the store, where they are whole and depend on the same."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        whole = saved["rows"] and saved["peak_mib"] > 0 and saved["seconds"] >= 0
+        return saved if whole and saved["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 @functools.cache

@@ -73,6 +73,7 @@ def test_without_the_package_the_study_is_left_out(monkeypatch, caplog):
     assert len(caplog.records) == 1
     empty = study.collect([])
     assert list(empty) == study.COLUMNS and study.summary(empty).empty
+    assert study.windows(empty)["value"].isna().all()
     for frame, draw in study.FIGURES.values():
         figures.plt.close(draw(frame(empty)))
 
@@ -221,6 +222,12 @@ def test_the_window_of_an_unscaled_model_is_diluted_by_what_lies_inside():
         found = study.unscaled_window(made(typical), ratio)
         assert found.value == pytest.approx((ratio - 1) ** 2 / 2 / ratio, abs=4e-3)
     assert study.unscaled_window(made(typical), 2.0).n == 0
+
+
+def test_the_table_of_unscaled_windows_is_that_of_the_estimates():
+    results = made(typical)
+    table = study.windows(results).set_index("ratio")
+    assert table.loc[1.2, "value"] == study.percent(study.unscaled_window(results, 1.2)).value
 
 
 def test_the_summary_has_a_row_for_each_method_and_factor():

@@ -65,6 +65,19 @@ def test_a_finished_run_is_used_again_and_says_so():
     assert [list(row) for row in first.rows] == [list(row) for row in second.rows]
 
 
+def test_what_is_finished_can_be_had_without_doing_anything(monkeypatch):
+    jobs = [job(), job(seed=1)]
+    assert runs.finished(jobs) == []
+    done = runs.do(jobs[0])
+    monkeypatch.setattr(runs, "train", None)
+    monkeypatch.setattr(runs, "fingerprint", None)
+    (found,) = runs.finished(jobs)
+    assert (found.job, found.rows, found.losses) == (done.job, done.rows, done.losses)
+    assert found.training_seconds == done.training_seconds
+    cut_weights()
+    assert runs.finished(jobs) == []
+
+
 def _edit_record(**changes):
     path = runs.folder(SMALL) / "run.json"
     path.write_text(json.dumps({**record(), **changes}))

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 L, D, H, BASE = 8192, 576, 9, 100_000.0  # the model's context, width, heads and base
 BLOCK = 128  # targets of a row
 YOUNG = "2026-Trump-1"
+RATIOS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5)  # of the windows that are read unscaled
 NONE = "none", 1.0
 
 
@@ -346,6 +347,15 @@ def summary(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def windows(results: pd.DataFrame) -> pd.DataFrame:
+    """What an unscaled window of ratio·L tokens loses against one of L, in per cent."""
+    rows = []
+    for ratio in RATIOS:
+        found = percent(unscaled_window(results, ratio))
+        rows.append({"ratio": ratio, **found._asdict()})
+    return pd.DataFrame(rows)
+
+
 def by_position(results: pd.DataFrame) -> pd.DataFrame:
     """Perplexity in sixteenths of the long text at factor 2, by the position at their middle; of
     dynamic NTK what a text shows that ends there: unscaled up to L, and the whole text's end."""
@@ -518,4 +528,4 @@ FIGURES = {
     "real_model_trade": (trade, draw_trade),
     "real_model_factors": (factors, draw_factors),
 }
-TABLES = {"real_model_summary": summary}
+TABLES = {"real_model_summary": summary, "real_model_windows": windows}
