@@ -1,4 +1,5 @@
-"""The store of finished runs, and the runner that fills it: one thread a run, a run for each core.
+"""The store of finished runs, and the runner that fills it: one thread a run, a run for each core
+of this machine, or of a Ray cluster (`RUNNER=ray`, see `lib.cluster`).
 
 A run is a training configuration and what a study measures on the trained model. It lies in
 
@@ -27,6 +28,7 @@ import signal
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -39,7 +41,7 @@ import safetensors.torch
 import torch
 from tqdm import tqdm
 
-from lib import corpus, files, paths
+from lib import cluster, files, paths, texts
 from lib.training import (
     TrainingConfig,
     fingerprint,
@@ -78,12 +80,14 @@ class Job:
         settings: what to measure, in plain JSON values.
         measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
             serves the estimate of the time left.
+        gpus: how many GPUs it needs; a Ray cluster then finds it a machine that has them.
     """
 
     training: TrainingConfig | None
     measure: str
     settings: dict = field(default_factory=dict)
     measure_tokens: int = 0
+    gpus: int = 0
 
     @property
     def name(self) -> str:
@@ -128,6 +132,17 @@ def folder(training: TrainingConfig) -> Path:
     return paths.CACHE / "runs" / training.key
 
 
+def runner() -> str:
+    """Where jobs run, by the variable RUNNER: `local` (processes of this machine), or `ray`.
+
+    Raises ValueError when RUNNER is something else.
+    """
+    asked = os.environ.get("RUNNER", "").strip() or "local"
+    if asked not in ("local", "ray"):
+        raise ValueError(f"RUNNER must be local or ray, not {asked!r}.")
+    return asked
+
+
 def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     """Do the jobs, and give their outcomes in the order of the jobs; `alone`, one after another.
 
@@ -140,25 +155,41 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     """
     if not jobs:
         return []
-    corpus.load()  # once, before the workers all find the cache empty
+    for name in {job.training.text if job.training else texts.MESSAGES for job in jobs}:
+        texts.load(name)  # once, before the workers all find the cache empty
+    os.environ |= WORKER_ENVIRONMENT  # read when a worker starts
+    if runner() == "ray":
+        work = cluster.run(jobs, do_in_thread, stored, WORKER_ENVIRONMENT, workers(), alone)
+    else:
+        work = _in_processes(jobs, alone)
+    outcomes: dict[int, Outcome] = {}
+    bar = _bar(title, sum(job.work for job in jobs))
+    try:
+        for done, new in work:
+            bar.update(done - bar.n)
+            for i, outcome in new.items():
+                outcomes[i] = outcome
+                bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcome)}")
+    finally:
+        work.close()
+        bar.close()
+    return [outcomes[i] for i in range(len(jobs))]
+
+
+def _in_processes(jobs: list[Job], alone: bool) -> Iterator[tuple[int, dict[int, Outcome]]]:
+    """Do the jobs in processes of this machine. Yields, now and then, the tokens done in all and
+    what has finished since, by its place among the jobs."""
     context = multiprocessing.get_context("spawn")
     # Tokens done, a slot a job: each is written by one worker alone and needs no lock.
     done = context.RawArray("q", len(jobs))
-    os.environ |= WORKER_ENVIRONMENT  # read when a worker starts
     at_once = 1 if alone else min(workers(), len(jobs))
     pool = ProcessPoolExecutor(at_once, context, initializer=_start_worker, initargs=(done,))
-    outcomes: dict[int, Outcome] = {}
-    bar = _bar(title, sum(job.work for job in jobs))
     try:
         longest_first = sorted(range(len(jobs)), key=lambda i: -jobs[i].work)
         pending = {pool.submit(do, jobs[i], i): i for i in longest_first}
         while pending:
-            finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-            bar.update(sum(done) - bar.n)
-            for future in finished:
-                i = pending.pop(future)
-                outcomes[i] = future.result()
-                bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcomes[i])}")
+            ended, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            yield sum(done), {pending.pop(future): future.result() for future in ended}
     except BrokenProcessPool:
         raise RuntimeError(
             "A worker process died (out of memory?). Run the same command again, perhaps with "
@@ -166,8 +197,6 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
         ) from None
     finally:
         _stop(pool)
-        bar.close()
-    return [outcomes[i] for i in range(len(jobs))]
 
 
 def finished(jobs: list[Job]) -> list[Outcome]:
@@ -176,7 +205,7 @@ def finished(jobs: list[Job]) -> list[Outcome]:
     outcomes = []
     for job in jobs:
         try:
-            record = _finished(job.training, corpus.load().hash) if job.training else _untrained()
+            record = _record(job.training) if job.training else _untrained()
         except _Unusable:
             continue
         rows = _saved(*_place_of_rows(job, record))
@@ -208,26 +237,46 @@ def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) ->
     )
 
 
+def do_in_thread(job: Job, done: list[int]) -> Outcome:
+    """`do` in a thread of a process that is another's to look after; counts its tokens in
+    done[0]."""
+    global _done
+    _done = done
+    _one_thread()
+    return do(job)
+
+
+def stored(job: Job) -> list[Path]:
+    """The files of the store that a job may use again or go on from."""
+    if job.training:
+        found = [folder(job.training).glob("*")]
+    else:  # its rows, and the checkpoints of studies that train themselves, while unfinished
+        rows, _ = _place_of_rows(job, _untrained())
+        found = [rows.parent.glob(rows.name), (paths.CACHE / "tasks").glob("*")]
+    return sorted(path for some in found for path in some if not path.name.startswith("."))
+
+
 def decoder(training: TrainingConfig):
     """The trained model of a finished run, in evaluation mode.
 
-    Raises ValueError when that run has not been finished on this machine.
+    Raises ValueError when that run has not been finished on this machine, or its files are damaged.
     """
-    path = folder(training) / "model.safetensors"
-    if not path.exists():
+    try:
+        _record(training)
+    except _Unusable as reason:
         raise ValueError(
-            f"No finished run of {training.encoding}, L = {training.train_length}, "
-            f"seed {training.seed} on this machine: `make reproduce` trains it."
-        )
-    model = training.decoder(corpus.load().vocabulary_size)
-    model.load_state_dict(read_tensors(path))
+            f"No run of {training.encoding}, L = {training.train_length}, seed {training.seed} can "
+            f"be used on this machine ({reason}): `make reproduce` trains it."
+        ) from None
+    model = training.decoder(texts.load(training.text).vocabulary_size)
+    model.load_state_dict(read_tensors(folder(training) / "model.safetensors"))
     return model.eval()
 
 
 def _trained(job: Job) -> tuple[dict, str]:
     """The record of the finished run of a job, and why it was trained or used again."""
     training, place = job.training, folder(job.training)
-    text = corpus.load()
+    text = texts.load(training.text)
     documents, vocabulary = text.documents("train"), text.vocabulary_size
     try:
         record = _finished(training, text.hash)
@@ -241,12 +290,16 @@ def _trained(job: Job) -> tuple[dict, str]:
     except _Unusable as reason:
         why = str(reason)
     checkpoint = place / "checkpoint.safetensors"
-    resumed = _usable_checkpoint(training, text.hash, documents, vocabulary)
+    resumed = None
+    if checkpoint.exists():
+        try:
+            resumed = _checkpoint_step(training, text.hash, documents, vocabulary)
+            why = f"resumed at step {resumed}: {why}"
+        except _Unusable as reason:
+            why = f"{why}, and {reason}"
     if resumed is None:
         checkpoint.unlink(missing_ok=True)
-        files.write_json({"data": text.hash}, place / "started.json")
-    else:
-        why = f"resumed at step {resumed}: {why}"
+        files.write_sealed({"data": text.hash}, place / "started.json")
     began = time.perf_counter()
     finished = train(training, documents, vocabulary, checkpoint, _report)
     weights = {name: p.detach() for name, p in finished.decoder.named_parameters()}
@@ -258,20 +311,25 @@ def _trained(job: Job) -> tuple[dict, str]:
     record = {
         "configuration": asdict(training),
         "data": text.hash,
-        "weights": _hash(place / "model.safetensors"),
+        "weights": files.sha256(place / "model.safetensors"),
         "losses": finished.losses,
         "parameters": sum(p.numel() for p in finished.decoder.parameters()),
         "seconds": seconds,
         "torch": torch.__version__,
     }
-    files.write_json(record, place / "run.json")
+    files.write_sealed(record, place / "run.json")
     checkpoint.unlink(missing_ok=True)
     return record, why if resumed is not None else f"trained: {why}"
 
 
+def _record(training: TrainingConfig) -> dict:
+    """The record of a finished run on today's data; _Unusable where there is none."""
+    return _finished(training, texts.load(training.text).hash)
+
+
 def _untrained() -> dict:
     """The record of a job that trains nothing."""
-    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}
+    return {"data": texts.load().hash, "weights": "", "losses": [], "seconds": 0.0}
 
 
 class _Unusable(Exception):
@@ -284,31 +342,37 @@ def _finished(training: TrainingConfig, data_hash: str) -> dict:
     if not (place / "run.json").exists():
         raise _Unusable("no finished run has this configuration")
     try:
-        record = json.loads((place / "run.json").read_text(encoding="utf-8"))
-        same_data = record["data"] == data_hash
-        whole = record["weights"] == _hash(place / "model.safetensors")
-        whole = whole and len(record["losses"]) == training.steps and record["seconds"] >= 0
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = same_data = False
+        record = files.read_sealed(place / "run.json")
+        whole = record["weights"] == files.sha256(place / "model.safetensors")
+    except (OSError, ValueError, KeyError):
+        whole = False
     if not whole:
         raise _Unusable("the files of the finished run are damaged")
-    if not same_data:
+    if record["data"] != data_hash:
         raise _Unusable("the data changed")
     return record
 
 
-def _usable_checkpoint(training, data_hash, documents, vocabulary) -> int | None:
-    """The step that the checkpoint of this run stands at, if it may be gone on from."""
+def _checkpoint_step(training, data_hash, documents, vocabulary) -> int:
+    """The step that the checkpoint of this run stands at; _Unusable if it may not be gone on from.
+
+    Here, its file and that of what it was started with are whole, and its losses are those of this
+    machine.
+    """
     place = folder(training)
     try:
-        started = json.loads((place / "started.json").read_text(encoding="utf-8"))
-        losses = read_tensors(place / "checkpoint.safetensors")["losses"].tolist()
-        if started["data"] != data_hash or len(losses) > training.steps:
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    today = fingerprint(training, documents, vocabulary)
-    return len(losses) if same_fingerprint(losses, today) is None else None
+        started = files.read_sealed(place / "started.json")
+        losses = read_tensors(place / "checkpoint.safetensors", sealed=True)["losses"].tolist()
+        damaged = len(losses) > training.steps
+    except (OSError, ValueError, KeyError):
+        damaged = True
+    if damaged:
+        raise _Unusable("its checkpoint is damaged")
+    if started["data"] != data_hash:
+        raise _Unusable("its checkpoint is of other data")
+    if same_fingerprint(losses, fingerprint(training, documents, vocabulary)) is not None:
+        raise _Unusable("its checkpoint no longer gives the losses on record")
+    return len(losses)
 
 
 def _measured(job: Job, record: dict) -> tuple[dict, str]:
@@ -318,15 +382,17 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     if saved is not None:
         _report(job.measure_tokens)
         return saved, "used again: weights, settings and code agree"
+    damaged = "measured again: the rows on record are damaged"
+    measured = damaged if path.exists() else "measured"
     began = time.perf_counter()
     model = decoder(job.training) if job.training else None
     rows = importlib.import_module(job.measure).measure(model, job.training, job.settings)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
-    files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
+    files.write_sealed({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
     _report(job.measure_tokens)
     # As the next call will read them: the same bytes whether measured now or used again.
-    return json.loads(path.read_text(encoding="utf-8")), "measured"
+    return files.read_sealed(path), measured
 
 
 def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
@@ -347,10 +413,9 @@ def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
 def _saved(path: Path, key: dict) -> dict | None:
     """The rows in a file of the store, where they are whole and depend on the same."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        whole = saved["rows"] and saved["peak_mib"] > 0 and saved["seconds"] >= 0
-        return saved if whole and saved["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):
+        saved = files.read_sealed(path)
+        return saved if saved["rows"] and saved["key"] == key else None
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -371,10 +436,6 @@ def code_hash(parts: tuple) -> str:
         sources += [path.read_text(encoding="utf-8") for path in found]
     trees = [ast.dump(ast.parse(source)) for source in sources]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def table(outcomes: list[Outcome], columns: list[str]) -> pd.DataFrame:
@@ -429,14 +490,19 @@ def _report(tokens: int) -> None:
 
 
 def _start_worker(done) -> None:
-    """One thread, denormals as zero, and an end when the parent ends, however it does."""
+    """One thread, and an end when the parent ends, however it does."""
     global _done
     _done = done
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
+    _one_thread()
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
+
+
+def _one_thread() -> None:
+    """This thread computes alone, with denormals as zero."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
