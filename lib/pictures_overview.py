@@ -54,7 +54,7 @@ PLACES = {  # (door, what is known): the encodings there, and others without a c
     (0, 0): (("sinusoidal", "learned"), ""),
     (1, 1): (("rope", "yarn"), "xPos, p-RoPE; 2D: axial, mixed"),
     (2, 1): (("t5", "alibi"), "KERPLE, FIRE; 2D: ALiBi"),
-    (2, 2): (("shaw",), "CoPE; Shaw adds to the output too"),
+    (2, 2): (("shaw",), "CoPE; Shaw: to the output too"),
     (3, 3): (("nope",), ""),
 }
 LOW, HIGH = 0.85, 3.0  # perplexity over that at L
