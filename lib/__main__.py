@@ -7,6 +7,7 @@
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
+    python -m lib train FILE    train one model, alone or under torchrun, into build/train/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib book          the notebooks as static pages, into build/book/
     python -m lib notebooks     execute the committed notebooks in place, on the reference
@@ -61,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("file", help="a Python file that registers one encoding")
     compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
     add("book", _book, "make pages of the notebooks, into build/book/")
+    train = add("train", _train, "train one model, alone or as a process of torchrun")
+    train.add_argument("file", help="a TOML file that says what to train; see data/large/")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -112,6 +115,12 @@ def _book(options):
     from lib import book
 
     book.build()
+
+
+def _train(options):
+    from lib import parallel
+
+    parallel.run(options.file)
 
 
 def _readme(options):
