@@ -13,31 +13,19 @@ from lib import parallel, paths
 from lib.training import Training, train
 from tests.test_training import SMALL, TEXT, V, equal, weights
 
-# Two processes, joined through a file and speaking over loopback: each trains, stops and goes on.
+# Two processes, joined through a file and speaking over loopback: each trains, goes on from a
+# checkpoint, and begins once more, when the second dies.
 SCRIPT = """
-import datetime, functools, json, os, pathlib, sys
-import torch, torch.distributed as dist
+import datetime, functools, os, pathlib, sys
+import torch.distributed as dist
 from lib import parallel, training
 from tests.test_training import SMALL, TEXT, V
 
-rank, folder, what = int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+rank, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 store = dist.FileStore(str(folder / "store"), 2)
-wait = datetime.timedelta(seconds=60)
+wait = datetime.timedelta(seconds=120)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=wait)
 make = functools.partial(parallel.Parallel, accumulate=2)
-
-class Dies(parallel.Parallel):
-    def learn(self, window):
-        if rank == 1 and len(self.losses) == 3:
-            os._exit(9)
-        return super().learn(window)
-
-if what == "dies":
-    try:
-        training.train(SMALL, TEXT, V, kind=Dies)
-    except RuntimeError as error:
-        (folder / "said").write_text(str(error))
-    os._exit(0)
 training.CHECKPOINT_STEPS = 7
 whole = training.train(SMALL, TEXT, V, folder / "checkpoint.safetensors", kind=make)
 # The second process is told of the checkpoint: it has no such file.
@@ -46,46 +34,51 @@ resumed = training.train(SMALL, TEXT, V, mine, kind=make)
 if rank == 0:
     whole.save(folder / "whole.safetensors")
     resumed.save(folder / "resumed.safetensors")
-dist.barrier()
-dist.destroy_process_group()
+
+class Dies(parallel.Parallel):
+    def learn(self, window):
+        if rank == 1 and len(self.losses) == 3:
+            os._exit(9)
+        return super().learn(window)
+
+try:
+    training.train(SMALL, TEXT, V, kind=Dies)
+except RuntimeError as error:
+    (folder / "said").write_text(str(error))
+os._exit(0)
 """
 
 
-def two_processes(folder, what):
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The folder that two processes wrote in, and their exit codes."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(paths.ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    going = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder), what],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    command = [sys.executable, str(folder / "script.py")]
+    going = [subprocess.Popen([*command, r, str(folder)], env=environment) for r in "01"]
     try:
-        said = [process.communicate(timeout=300)[1] for process in going]
+        return folder, [process.wait(timeout=300) for process in going]
     finally:
         for process in going:
             process.kill()
-    return [process.returncode for process in going], said
 
 
-def test_two_processes_learn_what_one_learns_and_go_on_to_the_same_bits(tmp_path):
-    codes, said = two_processes(tmp_path, "trains")
-    assert codes == [0, 0], said
+def test_two_processes_learn_what_one_learns_and_go_on_to_the_same_bits(of_two):
+    folder, _ = of_two
     one = train(SMALL, TEXT, V)
     whole, resumed = Training(SMALL, TEXT, V), Training(SMALL, TEXT, V)
-    whole.load(tmp_path / "whole.safetensors")
-    resumed.load(tmp_path / "resumed.safetensors")
+    whole.load(folder / "whole.safetensors")
+    resumed.load(folder / "resumed.safetensors")
     assert whole.losses != one.losses  # summed in another order, else this compares nothing
     assert whole.losses == pytest.approx(one.losses, abs=1e-4)
     assert resumed.losses == whole.losses and equal(weights(resumed), weights(whole))
 
 
-def test_a_process_that_dies_is_one_sentence_of_the_others_and_no_hang(tmp_path):
-    codes, _ = two_processes(tmp_path, "dies")
+def test_a_process_that_dies_is_one_sentence_of_the_others_and_no_hang(of_two):
+    folder, codes = of_two
     assert codes == [0, 9]
-    said = (tmp_path / "said").read_text()
+    said = (folder / "said").read_text()
     assert said.startswith("Another process of this training has ended") and "\n" not in said
 
 
@@ -100,8 +93,9 @@ def test_parts_add_up_to_the_batch():
     one.step()
     parts.step()
     assert parts.losses == pytest.approx(one.losses, abs=1e-6)
-    for (name, p), q in zip(one.decoder.named_parameters(), parts.decoder.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, atol=1e-6), name
+    other = dict(parts.decoder.named_parameters())
+    for name, p in one.decoder.named_parameters():
+        assert torch.allclose(p.grad, other[name].grad, atol=1e-6), name
 
 
 def test_windows_that_cannot_be_shared_are_an_error():
