@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import corpus, figures, paths, studies
+from lib import corpus, figures, paths, studies, texts
 from lib.examples import NAMES
 from lib.studies import examples, extrapolation, learning_rates
 from lib.training import TrainingConfig
@@ -44,6 +44,8 @@ def test_every_study_says_what_it_runs(name, profile):
     keys = [(j.training.key if j.training else None, str(j.settings)) for j in jobs]
     assert len(set(keys)) == len(keys)
     assert all(importlib.import_module(job.measure).MEASURING for job in jobs)
+    # The other text may be downloaded: the gpu profile's alone.
+    assert {job.training.text for job in jobs if job.training} <= {texts.MESSAGES}
 
 
 def test_only_what_stands_beside_the_reference_is_left_out_of_a_profile():
