@@ -47,6 +47,7 @@ LOOKS = {
     "rope": Look("RoPE", "#0055b2", "D"),
     "alibi": Look("ALiBi", "#b23a08", "P"),
     "nope": Look("NoPE", "#8a4480", "X"),
+    "mrope": Look("M-RoPE", "#0055b2", "D", "-."),
     "rope_random": Look("RoPE, drawn positions", "#58b4e8", "d", "--"),
     "sinusoidal2d": Look("sinusoidal, 2D", "#333333", "o", "--"),
     "learned2d": Look("learned, 2D", "#f0901e", "s", "-."),

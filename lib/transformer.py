@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lib.attention import Distances, attend, causal_mask, shared_bias
-from lib.encodings import build
+from lib.encodings import Encoding, build
 from lib.encodings.base import check_whole
 
 
@@ -26,6 +26,9 @@ class Config:
         max_length: L, what the encoding is prepared for; only a learned table refuses to go past.
         d_ff: the hidden width of SwiGLU; 8·D/3 has the parameters of a plain MLP of width 4·D.
         n_kv_heads: H_kv, which divides n_heads (grouped-query attention).
+        exceptions: layer → (name, options) of the layers that have another encoding than the rest,
+            {3: ("nope", {})}. None: there are none. What is added to the embeddings is added once,
+            by the encoding of layer 0: others cannot.
     """
 
     encoding: str
@@ -37,10 +40,11 @@ class Config:
     d_ff: int
     n_kv_heads: int | None = None
     options: dict = field(default_factory=dict)
+    exceptions: dict[int, tuple[str, dict]] | None = None
 
     def __post_init__(self):
         sizes = {x.name: getattr(self, x.name) for x in fields(self)}
-        del sizes["encoding"], sizes["options"]
+        del sizes["encoding"], sizes["options"], sizes["exceptions"]
         if self.n_kv_heads is None:
             del sizes["n_kv_heads"]
         check_whole(**sizes)
@@ -48,6 +52,11 @@ class Config:
             if sizes[whole] % sizes.get(part, 1):
                 raise ValueError(
                     f"{part} = {sizes[part]} must divide {whole} = {sizes[whole]}: choose another."
+                )
+        for layer in self.exceptions or {}:
+            if layer not in range(self.n_layers):
+                raise ValueError(
+                    f"exceptions names the layer {layer!r}: the layers are 0 … {self.n_layers - 1}."
                 )
 
 
@@ -88,7 +97,7 @@ class View:
     q_pos: torch.Tensor  # (Tq,) or (B, Tq)
     k_pos: torch.Tensor  # (Tk,) or (B, Tk)
     mask: torch.Tensor | None  # as in `attend`
-    bias: torch.Tensor | Distances | None  # as in `attend`
+    bias: dict[Encoding, torch.Tensor | Distances | None]  # of each encoding, as in `attend`
     length: int | None  # as in `Encoding.rotate`
     real: torch.Tensor | None  # (B, Tk), as in `Cache`
     contiguous: bool  # as in `Cache`
@@ -122,16 +131,37 @@ class Block(nn.Module):
         q, k = encoding.rotate(q, k, view.q_pos, view.q_pos, view.length)
         if view.cache is not None:
             k, v = view.cache.extend(layer, k, v)
-        y = attend(q, k, v, encoding, view.q_pos, view.k_pos, view.mask, view.bias)
+        bias = view.bias.get(encoding)
+        y = attend(q, k, v, encoding, view.q_pos, view.k_pos, view.mask, bias)
         return self.w_o(y.transpose(1, 2).flatten(-2))  # (B, T, D)
 
 
 def encodings_of(c: Config) -> nn.ModuleList:
-    """The encodings of a model: one that serves all layers, or one for each."""
+    """The encodings of a model: one that serves all layers, or one for each.
+
+    With exceptions there is an entry for each layer, and layers of one kind share one encoding
+    where its class says so. Raises ValueError as `build` does, and for an encoding that adds to the
+    embeddings and is not that of layer 0.
+    """
     sizes = {"d_model": c.d_model, "n_heads": c.n_heads, "max_length": c.max_length}
-    first = build(c.encoding, **sizes, **c.options)
-    rest = () if first.shared_across_layers else range(c.n_layers - 1)
-    return nn.ModuleList([first, *(build(c.encoding, **sizes, **c.options) for _ in rest)])
+    if not c.exceptions:
+        first = build(c.encoding, **sizes, **c.options)
+        rest = () if first.shared_across_layers else range(c.n_layers - 1)
+        return nn.ModuleList([first, *(build(c.encoding, **sizes, **c.options) for _ in rest)])
+    layers, kinds = [], []
+    for layer in range(c.n_layers):
+        kind = tuple(c.exceptions.get(layer, (c.encoding, c.options)))
+        alike = [e for e, other in zip(layers, kinds, strict=True) if other == kind]
+        shared = alike and alike[0].shared_across_layers
+        encoding = alike[0] if shared else build(kind[0], **sizes, **kind[1])
+        if type(encoding).embed is not Encoding.embed and layers and encoding is not layers[0]:
+            raise ValueError(
+                f"{kind[0]} adds to the embeddings, which is done before layer 0, and is the "
+                f"encoding of layer {layer} alone: give it to layer 0 too, or choose another."
+            )
+        layers.append(encoding)
+        kinds.append(kind)
+    return nn.ModuleList(layers)
 
 
 class Decoder(nn.Module):
@@ -227,7 +257,10 @@ class Decoder(nn.Module):
             itself = torch.eye(past + T, dtype=torch.bool, device=device)[past:]
             mask = (causal & real[:, None, None, :]) | itself  # (B, 1, T, past + T)
         dtype = self.embedding.weight.dtype
-        bias = shared_bias(self.encoding(0), positions, k_pos, contiguous, dtype)
+        bias = {
+            encoding: shared_bias(encoding, positions, k_pos, contiguous, dtype)
+            for encoding in dict.fromkeys(self.encodings)
+        }
         length = self._length(positions, cache)
         return View(positions, k_pos, mask, bias, length, real, contiguous, cache)
 
@@ -276,10 +309,10 @@ class Decoder(nn.Module):
 
     def _length(self, positions, cache):
         """The length that a length-dependent encoding is computed for (see `Cache`)."""
-        unscaled = self.encoding(0).unscaled_length
-        if cache is None or unscaled is None:
+        unscaled = [e.unscaled_length for e in self.encodings if e.unscaled_length is not None]
+        if cache is None or not unscaled:
             return None
-        length = cache.length or unscaled
+        length = cache.length or min(unscaled)
         if positions.max().item() >= length:
             raise ValueError(
                 f"{self.config.encoding} depends on the length of the sequence, and this cache is "

@@ -56,7 +56,7 @@ class ViT(nn.Module):
         """Positions as the encoding takes them: (T, 2) on a grid, (T,) on a line."""
         T = tokens.shape[1]
         every = torch.ones(T, T, dtype=torch.bool, device=tokens.device)
-        view = View(positions, positions, every, None, None, None, False, None)
+        view = View(positions, positions, every, {}, None, None, False, None)
         x = self.encoding(0).embed(self.into(tokens), positions)  # (B, T, D)
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, self.encoding(layer), view)

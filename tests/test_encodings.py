@@ -305,7 +305,7 @@ def test_a_bias_by_distance_is_the_bias(name):
 
 @pytest.mark.parametrize("name", TEXT)
 def test_the_smallest_heads_work_where_the_mathematics_allows_it(name):
-    even = name in ("sinusoidal", "rope")
+    even = name in ("sinusoidal", "rope", "mrope")
     for width in (2,) if even else (1, 2, 5):
         encoding = make(name, d_model=3 * width if not even else 6, n_heads=3)
         x, q = draw(1, 4, encoding.d_model), draw(1, 3, 4, encoding.d)

@@ -30,6 +30,7 @@ SMALL = {
         "short_factor": [1.0, 1.1, 1.2, 1.3],
         "long_factor": [1.0, 2.0, 3.0, 4.0],
     },
+    "proportional": {"partial_rotary_factor": 0.5, "factor": 4.0},
 }
 
 
@@ -300,7 +301,10 @@ WRONG = {
     "a dictionary for each of full_attention": {"full_attention": {"rope_type": "default"}},
     "no float holds": {"rope_type": "ntk", "factor": 1e300},
     "truncate must be": {"rope_type": "yarn", "factor": 2.0, "truncate": 0},
-    "'partial_rotary_factor'": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    "partial_rotary_factor must be a share": {
+        "rope_type": "default", "partial_rotary_factor": 1.5,
+    },
+    "needs the key 'partial_rotary_factor'": {"rope_type": "proportional"},
     "a factor for each of the 64 pairs": {
         "rope_type": "longrope",
         "factor": 2.0,

@@ -69,7 +69,7 @@ def test_every_token_sees_every_other(encoding):
 
 def _view(positions):
     every = torch.ones(12, 12, dtype=torch.bool)
-    return vit.View(positions, positions, every, None, None, None, False, None)
+    return vit.View(positions, positions, every, {}, None, None, False, None)
 
 
 @pytest.mark.parametrize("encoding", ON_A_GRID)

@@ -18,6 +18,7 @@ from lib.encodings import t5  # noqa: F401
 from lib.encodings import rope  # noqa: F401
 from lib.encodings import alibi  # noqa: F401
 from lib.encodings import nope  # noqa: F401
+from lib.encodings import mrope  # noqa: F401
 from lib.encodings import grid  # noqa: F401
 from lib.encodings import rope2d  # noqa: F401
 from lib.encodings import alibi2d  # noqa: F401

@@ -27,7 +27,8 @@ class Encoding(nn.Module):
     """The base of every encoding; by itself it encodes nothing (it is NoPE).
 
     Positions are always passed in: shape (T,) or (B, T), integer or float, with a last axis of 2 on
-    a grid. Nothing is kept between calls: what comes out depends on the arguments alone.
+    a grid, and (B, T, 3) on the three axes of M-RoPE. Nothing is kept between calls: what comes out
+    depends on the arguments alone.
 
     Args:
         d_model: D, the width of the model.

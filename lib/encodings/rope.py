@@ -12,9 +12,12 @@ Source: Su et al. 2021 (arXiv 2104.09864), section 3. Two layouts of the pairs a
 "interleaved" (2k, 2k+1), as in the paper, GPT-J and Meta's LLaMA, and "half_split" (k, k + d/2), as
 in GPT-NeoX and Hugging Face's LLaMA. They differ by a permutation of the rows of W_q and W_k.
 What reads past the trained length by other frequencies is in `lib.encodings.scaling`.
-"""
 
-import math
+Not every channel need turn. With r of the d channels (GPT-NeoX's "partial" rotation, Phi, GLM; the
+decoupled part of DeepSeek's latent attention, which lies last in the head) a rotation of width r is
+done to these, θ_k = base^(−2k/r), and the others pass by. (p-RoPE, "proportional" among the
+scalings, keeps the exponents −2k/d and stops the slow pairs.)
+"""
 
 import torch
 
@@ -26,8 +29,10 @@ from lib.encodings.base import (
     geometric_frequencies,
     register,
 )
+from lib.encodings.temperature import Temperature, multiplied
 
 LAYOUTS = ("interleaved", "half_split")
+PLACES = ("first", "last")
 LONG = 256  # positions from which the sines are worth saving
 
 
@@ -112,15 +117,21 @@ class RoPE(Encoding):
 
     Args:
         base: b; the wavelengths run from 2π to about 2π·b positions (10000 in the paper).
-        layout: which channels make a pair: "interleaved" (2k, 2k+1) or "half_split" (k, k + d/2).
+        layout: which channels make a pair: "interleaved" (2k, 2k+1) or "half_split" (k, k + r/2).
         scaling: a dictionary with Hugging Face's keys, {"rope_type": "yarn", "factor": 4.0, …}, see
             `lib.encodings.scaling`; None scales nothing.
-        log_length: n, past which the logits of a query at i grow by ln(i + 1)/ln(n), so that more
-            keys do not flatten the softmax (Chiang & Cholak 2022; Su's "log n"); None: they do not.
+        log_length: n, past which the logits of a query at i grow by ln(i + 1)/ln(n), see
+            `lib.encodings.temperature`; None: they do not.
+        temperature: Llama 4's {"attn_scale": …, "floor_scale": …}, see there; None: none.
+        rotated: r, how many channels of a head turn; the others pass by. None: int(d·f) where the
+            scaling's dictionary says "partial_rotary_factor": f, else all d.
+        rotated_at: where they lie in the head, "first" or "last".
+        scale_logits: multiply the logits by `softmax_factor`, as DeepSeek's attention does.
 
     Raises:
-        ValueError: an odd head width, whose last channel would have no partner; a scaling that is
-            not understood in full.
+        ValueError: an odd number of channels to turn, the last of which would have no partner, or
+            more of them than a head has; a scaling that is not understood in full; an option that
+            would do nothing beside the others.
     """
 
     def __init__(
@@ -132,54 +143,91 @@ class RoPE(Encoding):
         layout: str = "interleaved",
         scaling: dict | None = None,
         log_length: int | None = None,
+        temperature: dict | None = None,
+        rotated: int | None = None,
+        rotated_at: str = "first",
+        scale_logits: bool = False,
         heads=None,
     ):
         super().__init__(d_model, n_heads, max_length, heads)
-        if self.d % 2:
-            raise ValueError(
-                f"RoPE turns pairs of channels: choose an even head width d_model/n_heads, "
-                f"not {self.d}."
-            )
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}.")
         check_positive(base=base)
-        if log_length is not None:
-            check_whole(2, log_length=log_length)
-        self.layout, self.log_length = layout, log_length
+        scaling, part = scalings.split_part(scaling)
+        self.rotated = _rotated(self.d, rotated, part)  # r
+        if rotated_at not in PLACES:
+            raise ValueError(f"rotated_at must be one of {', '.join(PLACES)}, not {rotated_at!r}.")
+        if rotated_at == "last" and self.rotated == self.d:
+            raise ValueError("rotated_at has no effect where all channels turn: leave it out.")
+        self.layout, self.rotated_at = layout, rotated_at
+        self.temperature = Temperature(log_length, temperature)
         self.scaling, base = scalings.read(scaling, base, max_length)
         self.base = float(base)
         if self.scaling is not None:
-            self.scaling.check(self.d, self.base)
+            self.scaling.check(self.rotated, self.base)
             self.unscaled_length = self.scaling.unscaled_length
+        if scale_logits and getattr(self.scaling, "mscale_all_dim", None) is None:
+            raise ValueError(
+                "scale_logits has no effect without a scaling of rope_type yarn that has "
+                "mscale_all_dim: leave it out."
+            )
+        self.scale_logits = scale_logits
 
     def frequencies(self, device=None, length: float | None = None):
-        """θ_k in radians a position, as scaled for a sequence of `length`: float64 (d/2,).
+        """θ_k in radians a position, as scaled for a sequence of `length`: float64 (r/2,).
 
         `length` None means a short one, of no more than the original length.
         """
         if self.scaling is None:
-            return geometric_frequencies(self.d // 2, self.base, device)
+            return geometric_frequencies(self.rotated // 2, self.base, device)
         length = torch.tensor(length or 1, dtype=torch.float64, device=device)
-        return self.scaling.frequencies(self.d, self.base, length)
+        return self.scaling.frequencies(self.rotated, self.base, length)
 
     @property
     def attention_factor(self) -> float:
-        """What q and k are each multiplied by."""
+        """What the turned channels of q and k are each multiplied by (with cos and sin)."""
         return 1.0 if self.scaling is None else self.scaling.amplitude
+
+    @property
+    def softmax_factor(self) -> float:
+        """What the logits are multiplied by besides, where `scale_logits` asks for it: the softmax
+        then has the scale softmax_factor/√d."""
+        return 1.0 if self.scaling is None else self.scaling.softmax_factor
 
     def rotate(self, q, k, q_pos, k_pos, length=None):
         if self.unscaled_length is not None and length is None:
             length = torch.maximum(_length(q_pos), _length(k_pos))  # () or (B, 1)
         m = self.attention_factor
         of_k = self._table(k_pos, length, m, k.dtype)
-        if self.log_length is not None:
-            m = m * _log_growth(q_pos, self.log_length)
-            of_q = table(self.phase(q_pos, length), m, q.dtype, self.layout)
-        elif q_pos is k_pos and q.dtype == k.dtype:
+        grown = self._growth(q_pos)
+        if isinstance(grown, torch.Tensor):
+            of_q = table(self.phase(q_pos, length), m * grown, q.dtype, self.layout)
+        elif grown is None and q_pos is k_pos and q.dtype == k.dtype:
             of_q = of_k
         else:
-            of_q = self._table(q_pos, length, m, q.dtype)
-        return turn_by(q, of_q, self.layout), turn_by(k, of_k, self.layout)
+            of_q = self._table(q_pos, length, m * (grown or 1.0), q.dtype)
+        return self._turn(q, of_q, grown), self._turn(k, of_k)
+
+    def _growth(self, q_pos):
+        """What the logits of a query at each position are multiplied by: float64 (…, T, 1), a
+        number where it is the same for all, None where it is 1."""
+        grown = self.temperature(q_pos)
+        if not self.scale_logits:
+            return grown
+        return self.softmax_factor if grown is None else self.softmax_factor * grown
+
+    def _turn(self, x, by, grown=None):
+        """x (B, H, T, d) with its channels turned by `table`, the others multiplied by `grown`."""
+        if self.rotated == self.d:
+            return turn_by(x, by, self.layout)
+        sizes = [self.rotated, self.d - self.rotated]
+        first = self.rotated_at == "first"
+        parts = x.split(sizes if first else sizes[::-1], dim=-1)
+        turned, still = parts if first else parts[::-1]
+        turned = turn_by(turned, by, self.layout)
+        if grown is not None:
+            still = multiplied(still, grown)
+        return torch.cat([turned, still] if first else [still, turned], dim=-1)
 
     def _table(self, positions, length, m: float, dtype):
         linear = self.scaling is None or self.scaling.linear_in_positions
@@ -190,14 +238,43 @@ class RoPE(Encoding):
         return table(self.phase(positions, length), m, dtype, self.layout)
 
     def phase(self, positions, length=None):
-        """p·θ_k, as scaled for a sequence of `length`, in float64: positions (T,) → (T, d/2), or
-        (B, T) → (B, T, d/2)."""
+        """p·θ_k, as scaled for a sequence of `length`, in float64: positions (T,) → (T, r/2), or
+        (B, T) → (B, T, r/2)."""
         if self.scaling is None:
             return positions.to(torch.float64)[..., None] * self.frequencies(positions.device)
         length = torch.as_tensor(
             1 if length is None else length, dtype=torch.float64, device=positions.device
         )
-        return self.scaling.phase(positions, self.d, self.base, length)
+        return self.scaling.phase(positions, self.rotated, self.base, length)
+
+
+def _rotated(d: int, rotated: int | None, part: float | None) -> int:
+    """r: how many of d channels turn, as the option and the dictionary say."""
+    if part is not None:
+        # As transformers rounds it; the 1e-9 takes back what the product of floats loses.
+        read = int(d * part + 1e-9)
+        if rotated not in (None, read):
+            raise ValueError(
+                f"partial_rotary_factor = {part} turns {read} channels and rotated = {rotated}: "
+                f"give one of them."
+            )
+        rotated = read
+    rotated = d if rotated is None else rotated
+    check_whole(0, rotated=rotated)
+    if rotated > d:
+        raise ValueError(
+            f"rotated = {rotated} is wider than the head, which has {d} channels: lower it."
+        )
+    if rotated == d and d % 2:
+        raise ValueError(
+            f"RoPE turns pairs of channels: choose an even head width d_model/n_heads, not {d}."
+        )
+    if rotated % 2 or rotated == 0:
+        raise ValueError(
+            f"RoPE turns pairs of channels: let an even number of the {d} channels of a head turn, "
+            f"2 or more, not {rotated}."
+        )
+    return rotated
 
 
 def _is_a_long_run(positions) -> bool:
@@ -208,13 +285,11 @@ def _is_a_long_run(positions) -> bool:
 
 
 def _length(positions):
-    """The largest position + 1 of positions (T,) or (B, T): float64, () or (B, 1); 1 for none."""
+    """The largest position + 1 of positions (T,) or (B, T): float64, () or (B, 1); 1 for none.
+
+    On several axes, (B, T, axes), the largest of all.
+    """
+    positions = positions.flatten(1) if positions.dim() == 3 else positions
     if positions.shape[-1] == 0:
         return positions.new_ones((), dtype=torch.float64)
     return positions.amax(-1, keepdim=positions.dim() == 2).to(torch.float64) + 1
-
-
-def _log_growth(positions, n: int):
-    """max(1, ln(i + 1)/ln n) for each position: float64 (T, 1) or (B, T, 1)."""
-    i = positions.to(torch.float64)[..., None]
-    return (torch.log(i.clamp(min=0) + 1) / math.log(n)).clamp(min=1)

@@ -10,16 +10,18 @@ queries and keys by an attention factor:
     yarn           by parts, and logits divided by a temperature  Peng et al. 2023, definition 3
     llama3         by parts, the ramp in turns                    Llama 3.1's published code
     longrope       θ/λ_k, a factor for each pair                  Ding et al. 2024, equation 3
+    proportional   θ for fast pairs, 0 for slow ones              Barbero et al. 2024, section 6
 
-Letters: s the factor, L the original length, r_k = L·θ_k/2π the turns that pair k makes within L,
-γ_k the share of pair k that stays as it was. A scaling's fields are the keys of Hugging Face's
-`rope_parameters`, in whose terms the public configuration files are written; `read` takes such a
-dictionary, in the new spelling or the old one. Keys of our own are `ntk`, `ntk_by_parts`, `ramp`
-and `start_tokens`.
+Letters: d the width that turns, all of a head or a part of it (`lib.encodings.rope`), s the factor,
+L the original length, r_k = L·θ_k/2π the turns that pair k makes within L, γ_k the share of pair k
+that stays as it was. A scaling's fields are the keys of Hugging Face's `rope_parameters`, in whose
+terms the public configuration files are written; `read` takes such a dictionary, in the new
+spelling or the old one. Keys of our own are `ntk`, `ntk_by_parts`, `ramp` and `start_tokens`.
 """
 
 import math
 from dataclasses import MISSING, dataclass, fields
+from numbers import Real
 
 import torch
 
@@ -78,6 +80,11 @@ class Scaling:
     @property
     def amplitude(self) -> float:
         """What cos and sin are multiplied by."""
+        return 1.0
+
+    @property
+    def softmax_factor(self) -> float:
+        """What an attention that knows of it multiplies its logits by, besides."""
         return 1.0
 
     @property
@@ -212,8 +219,8 @@ class YaRN(NTKByParts):
         attention_factor: what q and k are multiplied by, instead of √(1/t).
         mscale, mscale_all_dim: m and m' in (0.1·m·ln s + 1)/(0.1·m'·ln s + 1), which takes the
             place of √(1/t) in DeepSeek's models; both or none. An attention factor goes first.
-            What those models multiply their logits by besides, (0.1·m'·ln s + 1)², belongs to
-            their attention and not to the rotation.
+            Those models multiply their logits by (0.1·m'·ln s + 1)² besides, which is here the
+            `softmax_factor`: the rotation does it where it is built with scale_logits.
     """
 
     attention_factor: float | None = None
@@ -236,6 +243,10 @@ class YaRN(NTKByParts):
         if self.mscale is not None:
             return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
         return self._grown(1.0)
+
+    @property
+    def softmax_factor(self):
+        return 1.0 if self.mscale_all_dim is None else self._grown(self.mscale_all_dim) ** 2
 
     def _grown(self, m: float) -> float:
         return 0.1 * m * math.log(self.factor) + 1
@@ -333,6 +344,54 @@ class LongRoPE(Scaling):
         return self.original_max_position_embeddings
 
 
+@named("proportional")
+@dataclass(frozen=True, kw_only=True)
+class Proportional(Scaling):
+    """θ'_k = θ_k/s for k < n = ⌊p·d/2⌋, and 0 for the others: Gemma 4's, and p-RoPE of s = 1.
+
+    The exponents are those of the whole head. The slowest pairs stand still, and carry content
+    without position.
+
+    Args:
+        partial_rotary_factor: p, the share of the pairs that turn.
+    """
+
+    partial_rotary_factor: float
+    factor: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_part(self.partial_rotary_factor)
+
+    def frequencies(self, d, base, length):
+        theta = geometric_frequencies(d // 2, base, length.device) / self.factor
+        n = int(self.partial_rotary_factor * d // 2)
+        return torch.cat([theta[:n], torch.zeros_like(theta[n:])])
+
+
+def check_part(part):
+    """ValueError unless `partial_rotary_factor` is a share."""
+    number = isinstance(part, Real) and not isinstance(part, bool)
+    if not number or not 0 <= part <= 1:
+        raise ValueError(f"partial_rotary_factor must be a share, 0 to 1, not {part!r}.")
+
+
+def split_part(parameters):
+    """A dictionary of Hugging Face's without "partial_rotary_factor", and its value or None.
+
+    It says how many channels of a head a scaling is for, and so belongs to all types but
+    "proportional", which has an own use for it.
+    """
+    name = "partial_rotary_factor"
+    if not isinstance(parameters, dict) or parameters.get(name) is None:
+        return parameters, None
+    if "proportional" in (parameters.get("rope_type"), parameters.get("type")):
+        return parameters, None
+    check_part(parameters[name])
+    rest = {key: value for key, value in parameters.items() if key != name}
+    return rest or None, parameters[name]
+
+
 def _ramp_in_turns(L: int, theta, low: float, high: float):
     """γ_k: 0 for pairs that turn less than `low` times within L, 1 from `high` times on."""
     turns = L * theta / (2 * math.pi)  # r_k
@@ -385,8 +444,6 @@ def read(parameters: dict | None, base: float, max_length: int) -> tuple[Scaling
     names = {str(keys[k]) for k in ("rope_type", "type") if k in keys}
     names = {OLD_NAMES.get(name, name) for name in names}
     keys = {key: value for key, value in keys.items() if key not in ("rope_type", "type")}
-    if keys.get("partial_rotary_factor") == 1:  # the whole head, which is all that is served here
-        del keys["partial_rotary_factor"]
     if len(names) != 1:
         said = " and ".join(sorted(names)) or "nothing"
         raise ValueError(f"scaling must name one rope_type; it names {said}.")
