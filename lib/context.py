@@ -26,16 +26,16 @@ import csv
 import json
 import math
 import shlex
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lib import paths, rope_config
 from lib.rope_config import Kind, Model
 
 WITHOUT_A_WORD = 1.0  # per cent of perplexity that a text may lose before anything is scaled
-NAMES = {
-    "yarn": "YaRN", "llama3": "Llama 3's scaling", "dynamic": "dynamic NTK", "none": "no scaling",
-}  # fmt: skip
+NAMES = {"yarn": "YaRN", "llama3": "Llama 3's scaling"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Advice:
         trained: L, the length that its angles are known to.
         target: T.
         method: "none", or the rope_type to set.
-        factor: of that scaling, the smallest that reaches T.
+        factor: of that scaling, the smallest that reaches T; 1 where nothing is scaled.
+        kinds: the model's layers as they are then.
         changes: the keys of the text model's part of config.json to set, in today's spelling.
     """
 
@@ -56,7 +57,13 @@ class Advice:
     target: int
     method: str
     factor: float
+    kinds: tuple[Kind, ...]
     changes: dict[str, Any]
+
+    @property
+    def far(self) -> Kind | None:
+        """The layers whose pairs a longer text takes further, as they are in the file."""
+        return next(_far(self.model), None)
 
 
 def advise(model: Model, target: int, trained: int | None = None) -> Advice:
@@ -68,43 +75,56 @@ def advise(model: Model, target: int, trained: int | None = None) -> Advice:
         ValueError: nothing is turned; a trained length above the target, or one given for a model
             whose file names its own; a model whose scaling nothing can be added to.
     """
-    turned = [kind for kind in model.kinds if kind.rotated]
-    if not turned:
+    if not any(kind.rotated for kind in model.kinds):
         raise ValueError("No layer of this model turns its queries and keys: nothing to scale.")
-    far = [kind for kind in turned if kind.window is None] or turned
-    types = {kind.rope_type for kind in far}
-    if trained is not None and types != {"default"}:
+    far = list(_far(model))
+    scaled = {kind.rope_type for kind in far if kind.scaling}
+    if trained is not None and scaled:
         raise ValueError(
-            f"This file is scaled already ({', '.join(sorted(types))}), and names its own lengths: "
+            f"This file is scaled already ({', '.join(sorted(scaled))}) and names its own lengths: "
             f"leave the trained length out."
         )
-    length = model.length if trained is None else trained
+    L = model.length if trained is None else trained
     if trained is not None and trained > target:
         raise ValueError(f"The trained length {trained} is longer than the target {target}.")
-    if target <= length:
-        return Advice(model, length, target, "none", 1.0, {})
-    if len(types) > 1:
-        raise ValueError(f"Its layers are scaled in several ways: {', '.join(sorted(types))}.")
-    name = types.pop()
+    unscaled = Advice(model, L, target, "none", 1.0, model.kinds, {})
+    if target <= L:
+        return unscaled
+    only_the_limit = replace(unscaled, changes={"max_position_embeddings": target})
+    if not any(_in_danger(kind, L) for kind in far):
+        return only_the_limit
+    if len({(kind.rope_type, kind.original) for kind in far}) > 1:
+        raise ValueError("Its far-reaching layers are scaled in several ways: set each by hand.")
+    name = far[0].rope_type
     if name == "default":
-        if target <= free() * length:
-            return Advice(
-                model, length, target, "none", 1.0, {"max_position_embeddings": target}
-            )  # fmt: skip
-        method, factor = "yarn", _ratio(target, length)
-        new = {"rope_type": method, "factor": factor, "original_max_position_embeddings": length}
-    elif name in ("yarn", "llama3"):
-        method, new = name, dict(far[0].scaling)
-        start = new["original_max_position_embeddings"] if name == "yarn" else length
-        factor = _ratio(target, start) * (1.0 if name == "yarn" else new["factor"])
-        new["factor"] = factor
+        if target <= free() * L:
+            return only_the_limit
+        name, factor = "yarn", _ratio(target, L)
+        scaling = {"rope_type": name, "factor": factor, "original_max_position_embeddings": L}
+    elif name == "yarn":
+        factor = _ratio(target, far[0].original)
+        scaling = dict(far[0].scaling) | {"factor": factor}
+    elif name == "llama3":
+        scaling = dict(far[0].scaling)
+        factor = scaling["factor"] * _ratio(target, L)
+        scaling["factor"] = factor
     else:
         raise ValueError(WHY_NOT[name].format(target=target))
-    changes = {
-        "max_position_embeddings": target,
-        "rope_parameters": _parameters(model, {kind: new for kind in far}),
-    }
-    return Advice(model, length, target, method, factor, changes)
+    new = {"scaling": tuple(scaling.items()),
+           "original": scaling["original_max_position_embeddings"]}  # fmt: skip
+    kinds = tuple(
+        replace(kind, **new) if kind in far or (kind.rotated and not model.nested) else kind
+        for kind in model.kinds
+    )
+    changes = only_the_limit.changes | {"rope_parameters": _parameters(kinds, model.nested)}
+    return replace(only_the_limit, method=name, factor=factor, kinds=kinds, changes=changes)
+
+
+def _far(model: Model):
+    """The layers that turn and see further than what their pairs were trained on."""
+    for kind in model.kinds:
+        if kind.rotated and (kind.window is None or kind.window > kind.original):
+            yield kind
 
 
 WHY_NOT = {
@@ -112,13 +132,18 @@ WHY_NOT = {
     "adds a second scaling to that. A larger factor slows the fast pairs too, which without "
     "training is worse than doing nothing (notebook 14): fine-tune it, or take another model.",
     "proportional": "Its far-reaching layers turn a share of their pairs (rope_type proportional), "
-    "and no server adds YaRN to that; the factor that it knows slows every pair, which without "
+    "and no server adds YaRN to that. The factor that it knows slows every pair, which without "
     "training is worse than doing nothing (notebook 14): fine-tune it, or take another model.",
     "longrope": "Its factors were searched pair by pair (rope_type longrope): they do not stretch "
     "to {target} tokens, a new search is needed (notebook 09).",
     "dynamic": "Dynamic NTK grows with the text and has no longest length (notebook 08): raise the "
     "server's limit to {target}, and see with your own texts whether its factor is enough.",
 }
+
+
+def _plain(number: float):
+    """A whole number as one, so that it is written without a point."""
+    return int(number) if float(number).is_integer() else number
 
 
 def _ratio(target: int, length: int) -> float:
@@ -128,20 +153,19 @@ def _ratio(target: int, length: int) -> float:
     return factor if factor * length >= target else math.nextafter(factor, math.inf)
 
 
-def _parameters(model: Model, new: dict[Kind, dict]) -> dict:
-    """All of `rope_parameters`, with the new scaling of some kinds of layer: by type of layer where
-    they differ."""
-    whole = {}
-    for kind in model.kinds:
-        if kind.rotated:
-            scaling = new.get(kind, dict(kind.scaling)) if model.nested else next(iter(new.values()))
-            whole[kind.name] = _beside(kind) | ({"rope_type": "default"} | scaling)
-    return whole if model.nested else next(iter(whole.values()))
+def _parameters(kinds: tuple[Kind, ...], nested: bool) -> dict:
+    """All of `rope_parameters`: by type of layer where the model has it so."""
+    whole = {
+        kind.name: _beside(kind) | ({"rope_type": "default"} | dict(kind.scaling))
+        for kind in kinds
+        if kind.rotated
+    }
+    return whole if nested else next(iter(whole.values()))
 
 
 def _beside(kind: Kind) -> dict:
     """The keys of a rotation that stay: its base, its share of the head, its axes."""
-    keys: dict[str, Any] = {"rope_theta": kind.base}
+    keys: dict[str, Any] = {"rope_theta": _plain(kind.base)}
     if kind.rotated != kind.head and not kind.at_end and kind.rope_type != "proportional":
         keys["partial_rotary_factor"] = kind.rotated / kind.head
     if kind.sections is not None:
@@ -149,6 +173,12 @@ def _beside(kind: Kind) -> dict:
         if kind.alternate:
             keys["mrope_interleaved"] = True
     return keys
+
+
+def _in_danger(kind: Kind, L: int) -> bool:
+    """Whether a pair makes less than a turn in L tokens: more of them show it new angles."""
+    slowed = dict(kind.scaling).get("factor", 1.0)
+    return any(turns / slowed < 1 for turns in kind.turns(L))
 
 
 # ---- what was measured ---------------------------------------------------------------------------
@@ -256,7 +286,7 @@ def for_llama_cpp(advice: Advice) -> str | None:
     if advice.method == "yarn":
         rope = advice.changes["rope_parameters"]
         scaling = rope["full_attention"] if advice.model.nested else rope
-        command += ["--rope-scaling", "yarn", "--rope-scale", f"{advice.factor:g}"]
+        command += ["--rope-scaling", "yarn", "--rope-scale", str(_plain(advice.factor))]
         command += ["--yarn-orig-ctx", str(scaling["original_max_position_embeddings"])]
         for key, flag in (("beta_fast", "--yarn-beta-fast"), ("beta_slow", "--yarn-beta-slow")):
             if key in scaling:
@@ -272,26 +302,32 @@ def report(name: str, advice: Advice) -> str:
     return "\n".join([*_described(name, advice.model), "", *_advised(advice)])
 
 
+def _wrapped(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=indent)
+
+
 def _described(name: str, model: Model) -> list[str]:
     lines = [f"{name}: {model.type}, {model.layers} layers, set for {model.length:,} tokens"]
+    lines += [_wrapped(in_a_line(kind)) for kind in model.kinds]
     if not model.checked:
         lines.append(
-            f"  The type {model.type} is none of those whose rules were held against Transformers: "
-            f"check that the lines below are all that its code does."
+            _wrapped(
+                f"The type {model.type} is none of those whose rules were held against "
+                f"Transformers: check that the lines above are all that its code does."
+            )
         )
-    for kind in model.kinds:
-        lines.append(f"  {_in_a_line(kind)}")
     return lines
 
 
-def _in_a_line(kind: Kind) -> str:
+def in_a_line(kind: Kind) -> str:
+    """What these layers do with positions, in words."""
     line = f"{len(kind.layers)} × {kind.name}"
     if kind.window is not None:
         line += f" (window {kind.window:,})"
     if not kind.rotated:
         return line + ": nothing turns"
     slow = sum(turns < 1 for turns in kind.turns(kind.original))
-    line += f": {kind.rotated} of {kind.head} channels turn, base {kind.base:,g}"
+    line += f": {kind.rotated} of {kind.head} channels turn, base {_plain(kind.base):,}"
     line += f", {slow} of {kind.rotated // 2} pairs less than once in {kind.original:,} tokens"
     scaling = dict(kind.scaling)
     if scaling:
@@ -308,56 +344,72 @@ def _advised(advice: Advice) -> list[str]:
             f"No scaling needed: {advice.target:,} tokens are within the {advice.trained:,} that "
             f"this file is set for."
         ]
-    lines = _why(advice) + [""]
     spelled = for_transformers(advice)
-    lines += ["Transformers 5, in config.json:", _indented(spelled["5"])]
+    both = spelled["4"] == spelled["5"]
+    version = "" if both else " 5"
+    lines = [*_why(advice), ""]
+    lines += [f"Transformers{version}, in config.json:", _indented(spelled["5"])]
     if spelled["4"] is None:
         lines.append("Transformers 4: has no key for a rule of its own for each type of layer.")
-    elif spelled["4"] != spelled["5"]:
+    elif not both:
         lines += ["Transformers 4, in config.json:", _indented(spelled["4"])]
-    lines += ["vLLM:", f"  {for_vllm(advice)}"]
+    lines += ["vLLM:", f"  {for_vllm(advice)}", "llama.cpp:"]
     flags = for_llama_cpp(advice)
     if flags is None:
-        lines.append("llama.cpp: no flag, its factors are a tensor of the GGUF file: convert it")
-        lines.append("  anew from the changed config.json.")
+        lines.append(
+            "  no flag: the factors are a tensor of the GGUF file. Convert it anew from the "
+            "changed config.json."
+        )
     else:
-        lines += ["llama.cpp:", f"  {flags}"]
+        lines.append(f"  {flags}")
         if advice.factor > 1:
             lines.append(
-                f"  (--rope-scale {advice.factor:g} is --rope-freq-scale {1 / advice.factor:g}: "
-                f"give one of them)"
+                f"  (--rope-scale {advice.factor:g} says the same as --rope-freq-scale "
+                f"{1 / advice.factor:g}: give one of them)"
             )
-    return lines + _notes(advice)
+    return lines + _for_short_texts(advice) + _notes(advice)
 
 
 def _why(advice: Advice) -> list[str]:
     L, T, limit = advice.trained, advice.target, free()
+    if advice.method == "none" and (advice.far is None or not _in_danger(advice.far, L)):
+        if advice.far is None:
+            why = "Every layer that turns sees its window and no further, however long the text"
+        else:
+            why = f"Every pair makes a whole turn within {L:,} tokens"
+        why += (
+            ": no angle is new past the trained length. What else a model has not learnt to do "
+            "there is not measured here."
+        )
+        return [f"To read {T:,} tokens: change nothing but the limit.", _wrapped(why)]
     if advice.method == "none":
         lost = lost_unscaled(limit)
-        lost = _in_words(lost["value"], lost["low"], lost["high"])
-        return [
-            f"To read {T:,} tokens: change nothing but the limit.",
-            f"  It is {T / L:.2f} times the trained length; a window of {limit:g} times loses "
-            f"{lost} of perplexity unscaled.*",
-            _WHERE,
-        ]
-    lines = [f"To read {T:,} tokens: {NAMES[advice.method]} with factor {advice.factor:g}."]
-    if advice.model.length == L and advice.method == "llama3":
-        lines.append(
-            f"  The model's own scaling, with its factor times {T / L:g}: slow pairs meet no angle "
-            f"that they do not meet within {L:,} tokens. The price of that is not measured."
+        why = (
+            f"It is {T / L:.2f} times the trained length; a window of {limit:g} times changes "
+            f"perplexity by {_in_words(lost['value'], lost['low'], lost['high'])} unscaled.*"
         )
-        return lines
+        return [f"To read {T:,} tokens: change nothing but the limit.", _wrapped(why), _WHERE]
+    first = (
+        f"To read {T:,} tokens, {T / L:.3g} times what it is set for: {NAMES[advice.method]} "
+        f"with factor {advice.factor:g}."
+    )
+    if advice.far.scaling:
+        why = (
+            f"It is the model's own scaling with a larger factor: no pair meets an angle past "
+            f"{L:,} tokens that it does not meet within them. What that costs is not measured here."
+        )
+        return [first, _wrapped(why)]
     gained, inside = paid("yarn", "end"), paid("linear", "inside")
-    lines += [
-        f"  Why: past {limit:g} times the trained length the unscaled model gives out. Set for "
-        f"twice, YaRN changes perplexity past it by {gained[2.0]}; interpolating every pair "
-        f"changes it within by {inside[2.0]}.*",
-        f"  Price: texts that need no scaling pay {price('yarn', advice.factor)}.* Set no larger "
-        f"factor than you need.",
-        _WHERE,
-    ]
-    return lines
+    why = (
+        f"Why: past {limit:g} times the trained length the unscaled model gives out. YaRN set for "
+        f"twice changes perplexity there by {gained[2.0]}; interpolating every pair, also set for "
+        f"twice, changes it within the trained length by {inside[2.0]}.*"
+    )
+    cost = (
+        f"Price: texts that need no scaling change by {price('yarn', advice.factor)}.* So set no "
+        f"larger factor than you need."
+    )
+    return [first, _wrapped(why), _wrapped(cost), _WHERE]
 
 
 _WHERE = "  * SmolLM2-135M past its 8,192 tokens, 95 % intervals: notebooks/14_real_language_model."
@@ -368,21 +420,58 @@ def _indented(keys: dict) -> str:
     return "\n".join("  " + line for line in text.splitlines())
 
 
+def _for_short_texts(advice: Advice) -> list[str]:
+    """Rule 4 of notebook 14, where the scaling to set is the first one."""
+    if advice.method != "yarn" or advice.far.scaling or advice.model.nested:
+        return []
+    factor = least_dynamic(advice.far, advice.trained, advice.target)
+    if factor is None:
+        return []
+    setting = _beside(advice.far) | {"rope_type": "dynamic", "factor": round(factor + 5e-3, 2)}
+    after = (
+        f"Transformers alone has it; max_position_embeddings stays {advice.trained}. vLLM's "
+        f"`dynamic` is fixed for the longest text, llama.cpp has none. And a cache may not cross "
+        f"a change of base (notebooks/08_context_extension)."
+    )
+    return [
+        "Mostly short texts, and lengths known before the first token? Dynamic NTK, which changes",
+        f"nothing within {advice.trained:,} tokens:",
+        f'  "rope_parameters": {json.dumps(setting)}',
+        _wrapped(after),
+    ]
+
+
+def least_dynamic(kind: Kind, trained: int, target: int) -> float | None:
+    """The smallest factor s with which dynamic NTK reaches the target; None where every pair makes
+    a whole turn within the trained length.
+
+    NTK reaches T with α = (T/L)^((d − 2)/2k_0), k_0 the first pair of less than a turn (equation 6
+    of notebook 14), and dynamic NTK has α = s·T/L − (s − 1) there.
+    """
+    slow = [k for k, turns in enumerate(kind.turns(trained)) if turns < 1 and k > 0]
+    if not slow:
+        return None
+    ratio = target / trained
+    alpha = ratio ** ((kind.rotated - 2) / (2 * slow[0]))
+    return (alpha - 1) / (ratio - 1)
+
+
 def _notes(advice: Advice) -> list[str]:
-    scaling = dict(next(k for k in advice.model.kinds if k.rotated).scaling)
+    scaling = dict(advice.far.scaling) if advice.method == "yarn" else {}
     notes = []
-    if advice.method == "yarn" and scaling.get("truncate") is False:
+    if scaling.get("truncate") is False:
         notes.append(
             "Note: llama.cpp begins and ends YaRN's ramp at whole pairs; this model's file says "
             "truncate: false."
         )
-    if advice.method == "yarn" and "attention_factor" in scaling:
+    if "attention_factor" in scaling:
         notes.append("Note: vLLM and llama.cpp pass over attention_factor and use 0.1·ln s + 1.")
     return notes
 
 
 def run(path: str, target: int, trained: int | None = None, picture: str | None = None) -> None:
-    """Print what to set so that the model of a config.json reads `target` tokens.
+    """Print what to set so that the model of a config.json reads `target` tokens, and draw its
+    pairs into `picture`, a PNG.
 
     Raises ValueError as `rope_config.read` and `advise`, and for lengths below 1; OSError for a
     file that is not there.
@@ -390,6 +479,14 @@ def run(path: str, target: int, trained: int | None = None, picture: str | None 
     for what, length in (("--to", target), ("--from", trained)):
         if length is not None and length < 1:
             raise ValueError(f"{what} must be at least 1 token, not {length}.")
-    model = rope_config.read(path)
-    advice = advise(model, target, trained)
+    advice = advise(rope_config.read(path), target, trained)
+    if picture is not None:
+        from lib import figures, files, pictures_config  # seconds
+
+        if advice.method == "none":
+            drawn = pictures_config.wavelengths(advice.model)
+        else:
+            drawn = pictures_config.pairs(advice)
+        with files.atomic(Path(picture)) as temporary:
+            temporary.write_bytes(figures.png(drawn, figures.PUBLISHED_DPI))
     print(report(path, advice))

@@ -225,7 +225,7 @@ class Model:
         layers: how many.
         kinds: its layers, those that treat positions alike together, in order of appearance.
         where: the keys that lead to the text model's part of the file.
-        nested: whether RoPE differs between the types of its layers.
+        nested: whether RoPE differs between the types of its layers, or the file has it so.
     """
 
     type: str
@@ -277,10 +277,20 @@ def describe(config: dict) -> Model:
     scalings = [dict(kind.scaling) for kind in kinds if kind.rope_type == "yarn"]
     reach = [int(s["factor"] * s["original_max_position_embeddings"]) for s in scalings]
     rules = {(kind.base, kind.scaling, kind.rotated) for kind in kinds if kind.rotated}
-    checked = c["model_type"] in DEFAULTS
     return Model(
-        c["model_type"], checked, max([length, *reach]), n, kinds, where, len(rules) > 1
-    )  # fmt: skip
+        type=c["model_type"],
+        checked=c["model_type"] in DEFAULTS,
+        length=max([length, *reach]),
+        layers=n,
+        kinds=kinds,
+        where=where,
+        nested=len(rules) > 1 or _by_type(c.get("rope_parameters")),
+    )
+
+
+def _by_type(parameters) -> bool:
+    """Whether `rope_parameters` holds a dictionary for each type of layer."""
+    return isinstance(parameters, dict) and any(isinstance(x, dict) for x in parameters.values())
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -447,7 +457,7 @@ def _rotations(c: ChainMap, types: list[str], length: int) -> dict[str, dict | N
     if not isinstance(found, dict):
         raise ValueError(f"rope_parameters must be an object, not {found!r}.")
     names = list(dict.fromkeys(types))
-    nested = any(isinstance(x, dict) for x in found.values())
+    nested = _by_type(found)
     local = "rope_local_base_freq" in c and any(name in WINDOWS for name in names)
     rotations = {}
     if nested:
@@ -544,11 +554,14 @@ def _kind(c: dict, name: str, head: int, own: dict | None, length: int) -> Kind:
         )
     sections, alternate = _sections(own, rotated)
     scaling = _scaling(own, rotated)
+    base = _number(own, "rope_theta")
+    if base <= 1:
+        raise ValueError(f"rope_theta must be above 1, not {base:g}.")
     return replace(
         still,
         rotated=rotated,
         at_end=latent and rotated < head,
-        base=_number(own, "rope_theta"),
+        base=base,
         interleaved=bool(c.get("rope_interleave")) or c["model_type"] in INTERLEAVED,
         scaling=scaling,
         sections=sections,
@@ -618,6 +631,8 @@ def _scaling(own: dict, rotated: int) -> tuple[tuple[str, Any], ...]:
     for key in (*needed, *more):
         if key in own:
             found[key] = _value(own, key, rotated)
+    if name == "dynamic" and rotated == 2:
+        raise ValueError("rope_type dynamic needs two pairs that turn, and there is one.")
     _check_together(found)
     return () if name == "default" else tuple(found.items())
 
