@@ -47,7 +47,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": {"rope_theta": 1e4},
     "granite": {"rope_theta": 1e4},
     "gemma": {"rope_theta": 1e4, "head_dim": 256},
-    "gemma2": {"rope_theta": 1e4, "head_dim": 256},
+    "gemma2": {
+        "rope_theta": 1e4, "head_dim": 256, "sliding_window_pattern": 2, "sliding_window": 4096,
+    },
     "phi3": {"rope_theta": 1e4, "original_max_position_embeddings": 4096},
     "deepseek_v3": {
         "rope_theta": 1e4, "rope_interleave": True,
@@ -70,6 +72,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {
         "rope_theta": 150000.0, "head_dim": 64, "sliding_window_pattern": 2, "sliding_window": 128,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        },
     },
     "smollm3": {"rope_theta": 2e6, "no_rope_layer_interval": 4},
     "llama4_text": {
@@ -78,7 +84,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1,
     },
     "cohere2": {"rope_theta": 1e4, "sliding_window_pattern": 4, "sliding_window": 4096},
-    "exaone4": {"rope_theta": 1e4, "sliding_window": 4096},
+    "exaone4": {"rope_theta": 1e4, "sliding_window_pattern": 4, "sliding_window": 4096},
 }  # fmt: skip
 # Whose code, and no key, says that pairs of channels lie together …
 INTERLEAVED = ("llama4_text", "cohere2")
@@ -245,10 +251,19 @@ def read(path) -> Model:
         OSError: no such file.
     """
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from None
     return describe(config)
+
+
+def _object(pairs) -> dict:
+    """One object of the file; ValueError where it has a key twice, with two values."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"The key {key!r} stands twice in the file: keep one.")
+    return found
 
 
 def describe(config: dict) -> Model:
@@ -329,8 +344,8 @@ def _refuse_unknown(c: dict):
             continue
         if key == "position_embedding_type" and value in ("rope", "rotary"):
             continue
-        meant = f": did you mean {near[0]}?" if near else " and not understood."
-        raise ValueError(f"The key {key!r} looks like one about positions{meant}")
+        meant = f": perhaps {near[0]} is meant." if near else "."
+        raise ValueError(f"The key {key!r} looks like one about positions, and is unknown{meant}")
 
 
 def _completed(c: dict) -> ChainMap:
@@ -623,7 +638,7 @@ def _scaling(own: dict, rotated: int) -> tuple[tuple[str, Any], ...]:
     for key in own:
         if key not in ("rope_type", *needed, *more, *BESIDE):
             near = difflib.get_close_matches(key, needed + more + BESIDE, 1)
-            meant = f": did you mean {near[0]}?" if near else "."
+            meant = f": perhaps {near[0]} is meant." if near else "."
             raise ValueError(f"rope_type {name} does not know the key {key!r}{meant}")
     for key in needed:
         _present(own, key, f"rope_type {name}")
