@@ -6,16 +6,19 @@ PYTHON ?= python3
 WORKERS ?=
 # Another package index for torch alone, to choose a build; empty means pip's own.
 TORCH_INDEX ?=
+# One study of the full profile, such as STUDY=examples; empty means all of them.
+STUDY ?=
 # More arguments for jupyter lab, such as LAB_ARGS=--no-browser.
 LAB_ARGS ?=
 export WORKERS
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick reproduce full accept bench test lab lint clean
+.PHONY: help setup quick reproduce full accept bench test lab book browser lint clean
 
 VENV_PYTHON := .venv/bin/python
 # The stamp is written last and holds the folder that .venv was made for.
 STAMP := .venv/.stamp
+BOOK_STAMP := .venv/.stamp-book
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
@@ -33,10 +36,10 @@ reproduce: $(STAMP) ## train everything afresh, redraw figures/, compare with th
 	@$(VENV_PYTHON) -m lib run --profile default
 
 full: $(STAMP) ## the long profile: longer training, more seeds; stops and resumes
-	@$(VENV_PYTHON) -m lib run --profile full
+	@$(VENV_PYTHON) -m lib run --profile full --study "$(STUDY)"
 
-accept: $(STAMP) ## promote build/default to the committed reference
-	@$(VENV_PYTHON) -m lib accept
+accept: $(STAMP) ## promote build/default to the committed reference (PROFILE=full: what full has finished)
+	@$(VENV_PYTHON) -m lib accept --profile $(or $(PROFILE),default)
 
 bench: $(STAMP) ## measure what things cost on this machine (GPU where present), into build/bench/
 	@$(VENV_PYTHON) -m lib bench
@@ -44,10 +47,16 @@ bench: $(STAMP) ## measure what things cost on this machine (GPU where present),
 # One pytest for both: the workers share out test files and notebooks, a notebook stays whole.
 test: $(STAMP) ## unit tests, and every notebook against its committed outputs
 	@$(VENV_PYTHON) -m pytest -n $(or $(WORKERS),logical) --maxprocesses 8 --dist loadscope \
-	    --nbval --nbval-cell-timeout 120 tests notebooks
+	    --nbval --nbval-cell-timeout 120 --ignore tests/browser tests notebooks
 
 lab: $(STAMP) ## open the notebooks in JupyterLab, on this machine only
 	@$(VENV_PYTHON) -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(LAB_ARGS)
+
+book: $(BOOK_STAMP) ## make static pages of the notebooks as committed, into build/book/
+	@$(VENV_PYTHON) -m lib book
+
+browser: $(BOOK_STAMP) ## test the pages and JupyterLab in headless Chromium, where it is installed
+	@$(VENV_PYTHON) -m pytest tests/browser
 
 lint: $(STAMP) ## check style with ruff
 	@$(VENV_PYTHON) -m ruff check .
@@ -82,3 +91,8 @@ $(STAMP): requirements-torch.txt $(LOCKS) pyproject.toml
 	$(call step,this repository,$(PIP) --no-deps --no-build-isolation -e .)
 	@pwd -P >$(STAMP)
 	@echo "set-up: ready."
+
+# Only the pages and their tests need these.
+$(BOOK_STAMP): $(STAMP) requirements-book.lock
+	$(call step,what makes the pages (about 70 MB),$(PIP) --no-deps --require-hashes -r requirements-book.lock)
+	@touch $@

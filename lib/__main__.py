@@ -3,11 +3,13 @@
     python -m lib run --profile quick | default | full
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
+                                (--profile full: what `make full` has finished so far)
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib context FILE --to N   how a model of this config.json reads N tokens
     python -m lib readme        write the numbers in README.md anew from the reference
+    python -m lib book          the notebooks as static pages, into build/book/
     python -m lib notebooks     execute the committed notebooks in place, on the reference
 """
 
@@ -47,10 +49,12 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     run = add("run", _run, "build a profile: train, measure, draw, execute the notebooks")
+    run.add_argument("--study", help="one study alone: train, measure and draw it")
     draw = add("draw", _draw, "draw a profile's figures anew from its results")
     for sub in (run, draw):
         sub.add_argument("--profile", default="default", help="quick, default or full")
-    add("accept", _accept, "promote build/default to the committed reference")
+    accept = add("accept", _accept, "promote what was built to the committed reference")
+    accept.add_argument("--profile", default="default", help="default or full")
     add("sweep", _sweep, "choose the learning rates anew")
     bench = add("bench", _bench, "measure what things cost on this machine")
     bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the trained length, where the file's max_position_embeddings is another",
     )  # fmt: skip
     context.add_argument("--picture", metavar="PNG", help="where to draw its pairs")
+    add("book", _book, "make pages of the notebooks, into build/book/")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -75,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options):
     from lib import reproduce
 
-    reproduce.run(options.profile)
+    reproduce.run(options.profile, options.study or None)
 
 
 def _draw(options):
@@ -87,7 +92,10 @@ def _draw(options):
 def _accept(options):
     from lib import reproduce
 
-    reproduce.accept()
+    accepts = {"default": reproduce.accept, "full": reproduce.accept_full}
+    if options.profile not in accepts:
+        raise ValueError(f"Only default and full are committed, not {options.profile!r}.")
+    accepts[options.profile]()
 
 
 def _sweep(options):
@@ -113,6 +121,10 @@ def _context(options):
     from lib import context
 
     context.run(options.file, options.to, options.trained, options.picture)
+def _book(options):
+    from lib import book
+
+    book.build()
 
 
 def _readme(options):

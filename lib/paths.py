@@ -20,12 +20,15 @@ PROFILES = ("quick", "default", "full")
 
 
 def results(profile: str) -> Path:
-    """The folder that holds a profile's results; "reference" names the committed ones.
+    """The folder that holds a profile's results; "reference" names the committed ones of the
+    default profile, "reference of full" those of the full profile.
 
     Raises ValueError for a profile that does not exist.
     """
     if profile == "reference":
         return REFERENCE
+    if profile == "reference of full":
+        return REFERENCE / "full"
     if profile in PROFILES:
         return BUILD / profile
     known = ", ".join(("reference", *PROFILES))

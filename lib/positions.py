@@ -49,7 +49,8 @@ def of_images(parts: list) -> torch.Tensor:
     so its `image_grid_thw` is (t, 2h, 2w).) A text stands at p, p + 1, … on all three axes, a token
     of a grid at p + (frame, row, column); what follows begins one past the largest position so far.
 
-    Source: Wang et al. 2024 (Qwen2-VL, arXiv 2409.12191), section 2.1.
+    Source: Wang et al. 2024 (Qwen2-VL, arXiv 2409.12191), section 2.1. (transformers 5.24 looks at
+    rows and columns alone there: after a video of more frames than both, its text begins earlier.)
     Raises ValueError for a part that is neither, and for no parts.
     """
     if not parts:

@@ -93,11 +93,10 @@ def costs() -> str:
     """What each profile costs: declared core-seconds, and what the reference took."""
     rows = ["| study | quick | default | full | the reference took |", "|---|---|---|---|---|"]
     for name in studies.STUDIES:
-        source = json.loads((paths.REFERENCE / f"{name}_provenance.json").read_text())
-        cost = studies.study(name).COST
+        cost, path = studies.study(name).COST, paths.REFERENCE / f"{name}_provenance.json"
+        took = f"{json.loads(path.read_text())['seconds']:,.0f}" if path.exists() else "–"
         rows.append(
-            f"| {name} | {cost['quick']:,} | {cost['default']:,} | {cost['full']:,} "
-            f"| {source['seconds']:,.0f} |"
+            f"| {name} | {cost['quick']:,} | {cost['default']:,} | {cost['full']:,} | {took} |"
         )
     total = [sum(studies.study(n).COST[p] for n in studies.STUDIES) for p in paths.PROFILES]
     minutes = " | ".join(f"{seconds / 2 / 60:,.0f} min" for seconds in total)

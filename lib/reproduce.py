@@ -18,17 +18,25 @@ import pandas as pd
 from lib import claims, corpus, drift, figures, files, notebooks, paths, readme, runs, studies
 
 
-def run(profile: str) -> None:
-    """Build a whole profile; what is finished already is used again.
+def run(profile: str, study: str | None = None) -> None:
+    """Build a whole profile, or train, measure and draw one study; what is finished is used again.
 
-    Raises ValueError for an unknown profile, and when another build of it is under way.
+    Raises ValueError for an unknown profile or study, and when another build of the profile is
+    under way.
     """
     place = paths.results(profile)
-    if profile == "reference":
+    if profile not in paths.PROFILES:
         raise ValueError("The reference is what `make accept` promotes: choose another profile.")
+    if study is not None and study not in studies.of(profile):
+        known = ", ".join(studies.of(profile))
+        raise ValueError(f"The profile {profile} has no study {study!r}; choose one of: {known}.")
     began = time.monotonic()
     with _alone(place):
-        for name in studies.STUDIES:
+        if study is not None:
+            run_study(study, profile)
+            draw_study(study, profile)
+            return
+        for name in studies.of(profile):
             run_study(name, profile)
         draw(profile)
         files.write_csv(claims.decide(profile), place / "claims.csv")
@@ -40,8 +48,14 @@ def run(profile: str) -> None:
 
 def run_study(name: str, profile: str) -> None:
     """Train and measure one study; write its results, its timings and where they came from."""
-    study, place = studies.study(name), paths.results(profile)
+    study = studies.study(name)
     outcomes = runs.run(study.jobs(profile), name, alone=studies.alone(name))
+    seconds = write(name, profile, outcomes, paths.results(profile))
+    print(f"{name}: {len(outcomes)} runs, {seconds:.0f} core-seconds of {study.COST[profile]}")
+
+
+def write(name: str, profile: str, outcomes: list[runs.Outcome], place) -> float:
+    """Write what a study has measured into a folder; the core-seconds that it took come back."""
     trained = [o.job.training for o in outcomes if o.job.training]
     earlier = {t.key for t in _trainings(profile, before=name)}
     seconds = sum(
@@ -58,10 +72,10 @@ def run_study(name: str, profile: str) -> None:
         data_hash=corpus.load().hash,
         seconds=seconds,
     )
-    files.write_csv(study.collect(outcomes), place / f"{name}.csv")
+    files.write_csv(studies.study(name).collect(outcomes), place / f"{name}.csv")
     files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
     files.write_json(source, place / f"{name}_provenance.json")
-    print(f"{name}: {len(outcomes)} runs, {seconds:.0f} core-seconds of {study.COST[profile]}")
+    return seconds
 
 
 def _trainings(profile: str, before: str):
@@ -75,19 +89,21 @@ def draw(profile: str) -> None:
 
     Raises ValueError when the profile has not been run.
     """
-    place = paths.results(profile)
-    for name in studies.STUDIES:
-        study, results = studies.study(name), studies.read(name, profile)
-        source = json.loads((place / f"{name}_provenance.json").read_text(encoding="utf-8"))
-        for table, make in study.TABLES.items():
-            files.write_csv(make(results), place / f"{table}.csv")
-        for figure, (frame, picture) in study.FIGURES.items():
-            numbers = frame(results)
-            if numbers.empty:  # of what this profile leaves out
-                continue
-            drawn = picture(numbers)
-            figures.publish(drawn, figure, numbers, source, profile)
-            plt.close(drawn)
+    for name in studies.of(profile):
+        draw_study(name, profile)
+
+
+def draw_study(name: str, profile: str) -> None:
+    """Draw the figures and write the tables of one study from the results of a profile."""
+    study, results, place = studies.study(name), studies.read(name, profile), paths.results(profile)
+    source = json.loads((place / f"{name}_provenance.json").read_text(encoding="utf-8"))
+    for table, make in study.TABLES.items():
+        files.write_csv(make(results), place / f"{table}.csv")
+    for figure, (frame, picture) in study.FIGURES.items():
+        numbers = frame(results)
+        drawn = picture(numbers)
+        figures.publish(drawn, figure, numbers, source, profile)
+        plt.close(drawn)
 
 
 def compare() -> list[str]:
@@ -116,6 +132,33 @@ def accept() -> None:
         notebooks.refresh()
     readme.write()
     print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
+
+
+def accept_full() -> None:
+    """Commit what `make full` has finished so far, study by study, into data/reference/full.
+
+    Figures of studies that the default profile leaves out are drawn into figures/. Raises
+    ValueError when nothing is finished, or less than what is committed.
+    """
+    place, taken = paths.results("reference of full"), []
+    for name in studies.of("full"):
+        jobs = studies.study(name).jobs("full")
+        outcomes = runs.finished(jobs)
+        committed = place / f"{name}_timings.csv"
+        before = len(pd.read_csv(committed)) if committed.exists() else 0
+        if len(outcomes) < before:
+            raise ValueError(
+                f"{before} runs of {name} are committed and {len(outcomes)} are finished here: go "
+                "on with `make full` first."
+            )
+        if outcomes:
+            write(name, "full", outcomes, place)
+            taken.append(f"{name} {len(outcomes)} of {len(jobs)}")
+            if name not in studies.of("default"):
+                draw_study(name, "reference of full")
+    if not taken:
+        raise ValueError("No run of the full profile is finished here: run `make full` first.")
+    print(f"{_relative(place)} holds the runs of {', '.join(taken)}.")
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ import safetensors.torch
 import torch
 from tqdm import tqdm
 
-from lib import corpus, files, paths
+from lib import files, paths, texts
 from lib.training import (
     TrainingConfig,
     fingerprint,
@@ -140,7 +140,8 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     """
     if not jobs:
         return []
-    corpus.load()  # once, before the workers all find the cache empty
+    for name in {job.training.text if job.training else texts.MESSAGES for job in jobs}:
+        texts.load(name)  # once, before the workers all find the cache empty
     context = multiprocessing.get_context("spawn")
     # Tokens done, a slot a job: each is written by one worker alone and needs no lock.
     done = context.RawArray("q", len(jobs))
@@ -170,13 +171,32 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     return [outcomes[i] for i in range(len(jobs))]
 
 
+def finished(jobs: list[Job]) -> list[Outcome]:
+    """The outcomes of those jobs whose rows lie in the store; nothing is trained or measured, and
+    no fingerprint is asked for."""
+    outcomes = []
+    for job in jobs:
+        try:
+            record = _record(job.training) if job.training else _untrained()
+        except _Unusable:
+            continue
+        rows = _saved(*_place_of_rows(job, record))
+        if rows is not None:
+            outcomes.append(_outcome(job, record, rows, "in the store", "in the store"))
+    return outcomes
+
+
 def do(job: Job, slot: int = 0) -> Outcome:
     """Train (or find) the model of a job and measure (or find) its rows. Runs in a worker, which
     counts its tokens in `slot`."""
     global _slot
     _slot = slot
-    record, trained = _trained(job) if job.training else _untrained()
+    record, trained = _trained(job) if job.training else (_untrained(), "no training")
     rows, measured = _measured(job, record)
+    return _outcome(job, record, rows, trained, measured)
+
+
+def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) -> Outcome:
     return Outcome(
         job=job,
         rows=rows["rows"],
@@ -192,23 +212,24 @@ def do(job: Job, slot: int = 0) -> Outcome:
 def decoder(training: TrainingConfig):
     """The trained model of a finished run, in evaluation mode.
 
-    Raises ValueError when that run has not been finished on this machine.
+    Raises ValueError when that run has not been finished on this machine, or its files are damaged.
     """
-    path = folder(training) / "model.safetensors"
-    if not path.exists():
+    try:
+        _record(training)
+    except _Unusable as reason:
         raise ValueError(
-            f"No finished run of {training.encoding}, L = {training.train_length}, "
-            f"seed {training.seed} on this machine: `make reproduce` trains it."
-        )
-    model = training.decoder(corpus.load().vocabulary_size)
-    model.load_state_dict(read_tensors(path))
+            f"No run of {training.encoding}, L = {training.train_length}, seed {training.seed} can "
+            f"be used on this machine ({reason}): `make reproduce` trains it."
+        ) from None
+    model = training.decoder(texts.load(training.text).vocabulary_size)
+    model.load_state_dict(read_tensors(folder(training) / "model.safetensors"))
     return model.eval()
 
 
 def _trained(job: Job) -> tuple[dict, str]:
     """The record of the finished run of a job, and why it was trained or used again."""
     training, place = job.training, folder(job.training)
-    text = corpus.load()
+    text = texts.load(training.text)
     documents, vocabulary = text.documents("train"), text.vocabulary_size
     try:
         record = _finished(training, text.hash)
@@ -222,12 +243,16 @@ def _trained(job: Job) -> tuple[dict, str]:
     except _Unusable as reason:
         why = str(reason)
     checkpoint = place / "checkpoint.safetensors"
-    resumed = _usable_checkpoint(training, text.hash, documents, vocabulary)
+    resumed = None
+    if checkpoint.exists():
+        try:
+            resumed = _checkpoint_step(training, text.hash, documents, vocabulary)
+            why = f"resumed at step {resumed}: {why}"
+        except _Unusable as reason:
+            why = f"{why}, and {reason}"
     if resumed is None:
         checkpoint.unlink(missing_ok=True)
-        files.write_json({"data": text.hash}, place / "started.json")
-    else:
-        why = f"resumed at step {resumed}: {why}"
+        files.write_sealed({"data": text.hash}, place / "started.json")
     began = time.perf_counter()
     finished = train(training, documents, vocabulary, checkpoint, _report)
     weights = {name: p.detach() for name, p in finished.decoder.named_parameters()}
@@ -239,20 +264,25 @@ def _trained(job: Job) -> tuple[dict, str]:
     record = {
         "configuration": asdict(training),
         "data": text.hash,
-        "weights": _hash(place / "model.safetensors"),
+        "weights": files.sha256(place / "model.safetensors"),
         "losses": finished.losses,
         "parameters": sum(p.numel() for p in finished.decoder.parameters()),
         "seconds": seconds,
         "torch": torch.__version__,
     }
-    files.write_json(record, place / "run.json")
+    files.write_sealed(record, place / "run.json")
     checkpoint.unlink(missing_ok=True)
     return record, why if resumed is not None else f"trained: {why}"
 
 
-def _untrained() -> tuple[dict, str]:
+def _record(training: TrainingConfig) -> dict:
+    """The record of a finished run on today's data; _Unusable where there is none."""
+    return _finished(training, texts.load(training.text).hash)
+
+
+def _untrained() -> dict:
     """The record of a job that trains nothing."""
-    return {"data": corpus.load().hash, "weights": "", "losses": [], "seconds": 0.0}, "no training"
+    return {"data": texts.load().hash, "weights": "", "losses": [], "seconds": 0.0}
 
 
 class _Unusable(Exception):
@@ -265,35 +295,61 @@ def _finished(training: TrainingConfig, data_hash: str) -> dict:
     if not (place / "run.json").exists():
         raise _Unusable("no finished run has this configuration")
     try:
-        record = json.loads((place / "run.json").read_text(encoding="utf-8"))
-        same_data = record["data"] == data_hash
-        whole = record["weights"] == _hash(place / "model.safetensors")
-        whole = whole and len(record["losses"]) == training.steps and record["seconds"] >= 0
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = same_data = False
+        record = files.read_sealed(place / "run.json")
+        whole = record["weights"] == files.sha256(place / "model.safetensors")
+    except (OSError, ValueError, KeyError):
+        whole = False
     if not whole:
         raise _Unusable("the files of the finished run are damaged")
-    if not same_data:
+    if record["data"] != data_hash:
         raise _Unusable("the data changed")
     return record
 
 
-def _usable_checkpoint(training, data_hash, documents, vocabulary) -> int | None:
-    """The step that the checkpoint of this run stands at, if it may be gone on from."""
+def _checkpoint_step(training, data_hash, documents, vocabulary) -> int:
+    """The step that the checkpoint of this run stands at; _Unusable if it may not be gone on from.
+
+    Here, its file and that of what it was started with are whole, and its losses are those of this
+    machine.
+    """
     place = folder(training)
     try:
-        started = json.loads((place / "started.json").read_text(encoding="utf-8"))
-        losses = read_tensors(place / "checkpoint.safetensors")["losses"].tolist()
-        if started["data"] != data_hash or len(losses) > training.steps:
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    today = fingerprint(training, documents, vocabulary)
-    return len(losses) if same_fingerprint(losses, today) is None else None
+        started = files.read_sealed(place / "started.json")
+        losses = read_tensors(place / "checkpoint.safetensors", sealed=True)["losses"].tolist()
+        damaged = len(losses) > training.steps
+    except (OSError, ValueError, KeyError):
+        damaged = True
+    if damaged:
+        raise _Unusable("its checkpoint is damaged")
+    if started["data"] != data_hash:
+        raise _Unusable("its checkpoint is of other data")
+    if same_fingerprint(losses, fingerprint(training, documents, vocabulary)) is not None:
+        raise _Unusable("its checkpoint no longer gives the losses on record")
+    return len(losses)
 
 
 def _measured(job: Job, record: dict) -> tuple[dict, str]:
     """The rows that a job asks for, and why they were measured or used again."""
+    path, key = _place_of_rows(job, record)
+    saved = _saved(path, key)
+    if saved is not None:
+        _report(job.measure_tokens)
+        return saved, "used again: weights, settings and code agree"
+    damaged = "measured again: the rows on record are damaged"
+    measured = damaged if path.exists() else "measured"
+    began = time.perf_counter()
+    model = decoder(job.training) if job.training else None
+    rows = importlib.import_module(job.measure).measure(model, job.training, job.settings)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+    files.write_sealed({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
+    _report(job.measure_tokens)
+    # As the next call will read them: the same bytes whether measured now or used again.
+    return files.read_sealed(path), measured
+
+
+def _place_of_rows(job: Job, record: dict) -> tuple[Path, dict]:
+    """The file of the rows that a job asks for, and all that they depend on."""
     study = importlib.import_module(job.measure)
     key = {
         "measure": job.measure,
@@ -304,23 +360,16 @@ def _measured(job: Job, record: dict) -> tuple[dict, str]:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     place = folder(job.training) if job.training else paths.CACHE / "measured"
-    path = place / f"measured-{digest}.json"
+    return place / f"measured-{digest}.json", key
+
+
+def _saved(path: Path, key: dict) -> dict | None:
+    """The rows in a file of the store, where they are whole and depend on the same."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["key"] == key and saved["rows"] and saved["peak_mib"] > 0:
-            _report(job.measure_tokens)
-            return saved, "used again: weights, settings and code agree"
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    began = time.perf_counter()
-    model = decoder(job.training) if job.training else None
-    rows = study.measure(model, job.training, job.settings)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
-    files.write_json({"key": key, "rows": rows, "seconds": seconds, "peak_mib": peak}, path)
-    _report(job.measure_tokens)
-    # As the next call will read them: the same bytes whether measured now or used again.
-    return json.loads(path.read_text(encoding="utf-8")), "measured"
+        saved = files.read_sealed(path)
+        return saved if saved["rows"] and saved["key"] == key else None
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 @functools.cache
@@ -340,10 +389,6 @@ def code_hash(parts: tuple) -> str:
         sources += [path.read_text(encoding="utf-8") for path in found]
     trees = [ast.dump(ast.parse(source)) for source in sources]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def table(outcomes: list[Outcome], columns: list[str]) -> pd.DataFrame:

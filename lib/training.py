@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 
 from lib import files
 from lib.transformer import Config, Decoder
 
+TEXT = "messages"  # what `lib.texts.load` gives unless asked for another
 FINGERPRINT_STEPS = 20  # the losses of the first steps tell one training from another
 FINGERPRINT_TOLERANCE = 1e-5
 CHECKPOINT_STEPS = 200
@@ -39,6 +38,7 @@ class TrainingConfig:
         learning_rate: the peak of a linear warm-up and a cosine decay to zero.
         encoding_rate: the encoding's own parameters (a learned table, relation vectors, a bias)
             learn this many times faster, without weight decay.
+        text: what it learns from, a name that `lib.texts.load` knows.
     """
 
     encoding: str
@@ -53,6 +53,7 @@ class TrainingConfig:
     n_heads: int = 3
     n_layers: int = 3
     d_ff: int = 256
+    text: str = TEXT
 
     def __post_init__(self):
         if self.batch_tokens % self.train_length:
@@ -71,7 +72,10 @@ class TrainingConfig:
     @property
     def key(self) -> str:
         """SHA-256 (first 16 hex digits) of the configuration."""
-        canonical = json.dumps(asdict(self), sort_keys=True)
+        configuration = asdict(self)
+        if self.text == TEXT:  # runs from before there was another text keep their keys
+            del configuration["text"]
+        canonical = json.dumps(configuration, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def decoder(self, vocabulary: int) -> Decoder:
@@ -94,6 +98,7 @@ class TrainingConfig:
 class Windows:
     """Training windows of L + 1 tokens from documents, none across a border of two.
 
+    The documents stay where they are, on disk too (memory maps): a batch copies what it reads.
     Raises ValueError when no document is long enough.
     """
 
@@ -104,18 +109,18 @@ class Windows:
             raise ValueError(
                 f"No training document has {self.size} tokens: choose a shorter train_length."
             )
-        self.tokens = np.concatenate(usable).astype(np.int64)
-        ends = np.cumsum([len(d) for d in usable])
-        starts = ends - [len(d) for d in usable]
-        self.starts = np.concatenate(
-            [np.arange(s, e - train_length) for s, e in zip(starts, ends, strict=True)]
-        )
+        self.documents = usable
+        self.ends = np.cumsum([len(d) - train_length for d in usable])  # windows up to here
 
     def batch(self, seed: int, step: int, size: int) -> torch.Tensor:
         """The windows of one step: (size, L + 1), a function of the arguments alone."""
-        chosen = np.random.default_rng([seed, step]).integers(len(self.starts), size=size)
-        places = self.starts[chosen][:, None] + np.arange(self.size)
-        return torch.from_numpy(self.tokens[places])
+        chosen = np.random.default_rng([seed, step]).integers(self.ends[-1], size=size)
+        rows = []
+        for n, i in zip(chosen, np.searchsorted(self.ends, chosen, side="right"), strict=True):
+            document = self.documents[i]
+            start = n - (self.ends[i - 1] if i else 0)
+            rows.append(document[start : start + self.size])
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -182,12 +187,16 @@ class Training:
         for name, state in self._moments().items():
             tensors |= {f"optimizer.{name}.{what}": value for what, value in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        import safetensors.torch  # not above: training itself needs torch and numpy alone
+
+        seal = {"sha256": digest(tensors)}
         with files.atomic(path) as temporary:
-            safetensors.torch.save_file(tensors, temporary)
+            safetensors.torch.save_file(tensors, temporary, seal)
 
     def load(self, path: Path) -> None:
-        """Go on from what `save` wrote; raises ValueError when the file does not fit this run."""
-        saved = read_tensors(path)
+        """Go on from what `save` wrote; raises ValueError when the file is missing or damaged, or
+        does not fit this run."""
+        saved = read_tensors(path, sealed=True)
         try:
             for name, parameter in self.decoder.named_parameters():
                 parameter.data.copy_(saved[f"weights.{name}"])
@@ -204,13 +213,32 @@ class Training:
         return {n: state[p] for n, p in self.decoder.named_parameters() if p in state}
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file; raises ValueError when it is missing or damaged."""
+def read_tensors(path: Path, sealed: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; raises ValueError when it is missing or damaged.
+
+    `sealed`: as `Training.save` wrote it, with the digest of the tensors, which is checked.
+    """
+    import safetensors
+
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            said = (file.metadata() or {}).get("sha256")
+    except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path.name} is missing or damaged ({error}).") from None
+    if sealed and said != digest(tensors):
+        raise ValueError(f"{path.name} is damaged (its digest is wrong).")
+    return tensors
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    """SHA-256 (hex) of the names, shapes, types and bytes of tensors."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def same_fingerprint(a: list[float], b: list[float]) -> int | None:

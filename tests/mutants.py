@@ -125,6 +125,46 @@ class DynamicRope(Rope):
         return k_pos.amax(-1, keepdim=True) + 1
 
 
+class PartialRope(Rope):
+    """Rope of the first half of a head's channels; the others pass by."""
+
+    def check(self):
+        if self.d % 4:
+            raise ValueError(f"Half of the head width {self.d} must be even: pairs turn.")
+        self.rotated = self.d // 2
+
+    def theta(self):
+        k = torch.arange(self.rotated // 2, dtype=torch.float64)
+        return self.base ** (-2 * k / self.rotated)
+
+    def turn(self, x, positions):
+        first, rest = x.split(self.rotated, dim=-1)
+        return torch.cat([super().turn(first, positions), rest], dim=-1)
+
+
+class ThreeAxes(Rope):
+    """M-RoPE in chunks: pairs of t first, then of h, then of w; positions (B, T, 3), or a text."""
+
+    interleaved = False
+
+    def check(self):
+        super().check()
+        n = self.d // 2
+        self.sections = n - 2 * (n // 3), n // 3, n // 3
+        self.order = 0, 1, 2
+
+    def on_axes(self, positions):
+        return (
+            positions[..., None].expand(*positions.shape, 3) if positions.dim() < 3 else positions
+        )
+
+    def phase(self, x, positions):
+        sizes = [self.sections[axis] for axis in self.order]
+        axes = torch.tensor(self.order).repeat_interleave(torch.tensor(sizes))
+        of_pairs = self.on_axes(positions).double()[..., axes.to(positions.device)]
+        return of_pairs * self.theta().to(positions.device)
+
+
 class AxialRope(Rope):
     """Rope on a grid: the first half of the pairs turn with y, the second with x."""
 
@@ -507,6 +547,21 @@ class SinusoidInPlace(Sinusoid):
         return x
 
 
+@fault(2, Rope)
+class RopeKeepsPositionsOfADtype(Rope):
+    """A longer text replaces what is kept, in a dtype that may not count so far."""
+
+    kept = torch.empty(0)
+
+    def phase(self, x, positions):
+        counted = positions.dim() == 1 and positions.equal(torch.arange(len(positions)))
+        if not counted:
+            return super().phase(x, positions)
+        if len(positions) > len(self.kept):
+            self.kept = super().phase(x, positions.to(x.dtype))
+        return self.kept[: len(positions)]
+
+
 # --- 3. decoding is not the full forward --------------------------------------------------------
 
 
@@ -772,6 +827,40 @@ class RopeForgetsTheMinus(Rope):
         return self.join(a * cos + b * sin, b * cos + a * sin)
 
 
+@fault(7, PartialRope)
+class PartialRopePairsAcrossTheHead(PartialRope):
+    """The partner is half a head away, as where all channels turn: it is one that should not."""
+
+    def turn(self, x, positions):
+        (a, b), phase = self.split(x), self.phase(x, positions)
+        phase = phase[:, None] if phase.dim() == 3 else phase
+        n = phase.shape[-1]
+        cos, sin = phase.cos().to(x), phase.sin().to(x)
+        turned = a[..., :n] * cos - b[..., :n] * sin, a[..., :n] * sin + b[..., :n] * cos
+        pairs = (
+            torch.cat([new, old[..., n:]], -1) for new, old in zip(turned, (a, b), strict=True)
+        )
+        return self.join(*pairs)
+
+
+@fault(7, ThreeAxes)
+class ThreeAxesSwapsHeightAndWidth(ThreeAxes):
+    """Rows turn the pairs of columns: on a square picture only a swap of rows would show it."""
+
+    def check(self):
+        super().check()
+        self.order = 0, 2, 1
+
+
+@fault(7, ThreeAxes)
+class ThreeAxesTextInTimeAlone(ThreeAxes):
+    """A text has no height and no width, so these pairs stand still: the text model is lost."""
+
+    def on_axes(self, positions):
+        axes = super().on_axes(positions)
+        return axes if positions.dim() == 3 else axes * torch.tensor([1, 0, 0])
+
+
 # --- 8. odd and tiny head sizes -----------------------------------------------------------------
 
 
@@ -920,6 +1009,15 @@ class RopeCountsPairsFromOne(Rope):
 
     def theta(self):
         k = torch.arange(1, self.d // 2 + 1, dtype=torch.float64)
+        return self.base ** (-2 * k / self.d)
+
+
+@fault(10, PartialRope)
+class PartialRopeExponentOfTheWholeHead(PartialRope):
+    """−2k/d, where r channels turn: the slow half of the waves is missing."""
+
+    def theta(self):
+        k = torch.arange(self.rotated // 2, dtype=torch.float64)
         return self.base ** (-2 * k / self.d)
 
 

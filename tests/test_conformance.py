@@ -63,6 +63,31 @@ def test_registered_encodings_conform(subject, property):
     assert result.verdict != "failed", str(result)
 
 
+HALF = {"partial_rotary_factor": 0.5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+GROWN = {"log_length": 4, "temperature": {"attn_scale": 0.5, "floor_scale": 3}}
+# Half of 9 channels is 4, by transformers' rule: more widths are served than multiples.
+ANY_WIDTH = "any_head_width_works_or_is_refused"
+SCALED = "wavelengths_are_geometric"
+CHOSEN = [  # name, options, traits, properties that are not claimed
+    ("rope", {"scaling": {"rope_type": "default", **HALF}, "rotated_at": "last"}, {}, [ANY_WIDTH]),
+    ("mrope", {"scaling": HALF, "layout": "half_split"}, {}, [ANY_WIDTH]),
+    ("rope", {"scaling": {"rope_type": "proportional", **HALF}, "layout": "half_split"}, {},
+     [SCALED]),
+    ("rope", {"scaling": YARN | HALF, "scale_logits": True}, {"keeps_lengths": False},
+     [ANY_WIDTH, SCALED]),
+    ("nope", GROWN, {"relative": False, "keeps_lengths": False}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options, traits, unclaimed", CHOSEN)
+def test_parts_of_heads_and_temperatures_conform(name, options, traits, unclaimed):
+    subject = dataclasses.replace(registered(name, **options), **traits)
+    for result in check(subject, [p for p in PROPERTIES if p.name not in unclaimed]):
+        assert result.verdict != "failed", str(result)
+
+
 def test_our_perplexity_conforms():
     assert [r.verdict for r in check_perplexity(perplexity)] == ["passed"] * len(AVERAGING)
 

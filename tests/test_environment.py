@@ -1,6 +1,7 @@
 """The files that say what to install agree with each other and with what is installed."""
 
 import importlib.metadata
+import itertools
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ from lib.paths import ROOT
 
 INPUTS = ("requirements.in", "requirements-peers.in")
 LOCKS = ("requirements.lock", "requirements-peers.lock")
+# The pages' own lock, which only `make book` and `make browser` install.
+ALL_INPUTS, ALL_LOCKS = (*INPUTS, "requirements-book.in"), (*LOCKS, "requirements-book.lock")
 
 
 def pins(lines):
@@ -55,14 +58,14 @@ def locked(name):
 TORCH = versions(requirements("requirements-torch.txt"))
 
 
-@pytest.mark.parametrize(("source", "lock"), list(zip(INPUTS, LOCKS, strict=True)))
+@pytest.mark.parametrize(("source", "lock"), list(zip(ALL_INPUTS, ALL_LOCKS, strict=True)))
 def test_a_lock_holds_what_its_input_names(source, lock):
     asked, got = versions(requirements(source)), versions(locked(lock))
     assert asked
     assert asked == {name: got.get(name) for name in asked}
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", ALL_LOCKS)
 def test_every_locked_package_has_a_hash_and_nothing_else(lock):
     for line in requirements(lock):
         package, *hashes = line.split("--hash=")
@@ -70,12 +73,14 @@ def test_every_locked_package_has_a_hash_and_nothing_else(lock):
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one) for one in hashes), package
 
 
-@pytest.mark.parametrize("name", [*INPUTS, *LOCKS, "requirements-torch.txt", "environment.yml"])
+@pytest.mark.parametrize(
+    "name", [*ALL_INPUTS, *ALL_LOCKS, "requirements-torch.txt", "environment.yml"]
+)
 def test_no_file_names_a_host_or_a_folder(name):
     assert not re.search(r"://|--(extra-)?index-url |--find-links |/home/|file:", read(name))
 
 
-@pytest.mark.parametrize("name", [*INPUTS, *LOCKS])
+@pytest.mark.parametrize("name", [*ALL_INPUTS, *ALL_LOCKS])
 def test_torch_and_what_only_some_of_its_builds_need_stay_out(name):
     for package in versions(locked(name)):
         assert package not in ("torch", "triton", "torchvision"), package
@@ -83,10 +88,11 @@ def test_torch_and_what_only_some_of_its_builds_need_stay_out(name):
 
 
 def test_the_locks_agree_where_they_overlap():
-    main, peers = (versions(locked(lock)) for lock in LOCKS)
-    shared = main.keys() & peers.keys()
-    assert "numpy" in shared
-    assert {name: main[name] for name in shared} == {name: peers[name] for name in shared}
+    locks = [versions(locked(lock)) for lock in ALL_LOCKS]
+    for one, other in itertools.combinations(locks, 2):
+        shared = one.keys() & other.keys()
+        assert shared
+        assert {name: one[name] for name in shared} == {name: other[name] for name in shared}
 
 
 def test_what_torch_itself_needs_is_locked():
@@ -134,7 +140,7 @@ def checkout(tmp_path):
     """A copy of the set-up files in a folder with a space and a letter beyond ASCII."""
     folder = tmp_path / "positions et longueurs é"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements-torch.txt", *LOCKS):
+    for name in ("Makefile", "pyproject.toml", "requirements-torch.txt", *ALL_LOCKS):
         shutil.copy(ROOT / name, folder)
     return folder
 

@@ -1,5 +1,11 @@
+import errno
 import json
 import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -7,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import files
+from tests.refusing import refuses
 
 
 def test_a_finished_block_leaves_one_whole_file(tmp_path):
@@ -87,4 +94,67 @@ def test_json_comes_back_and_does_not_depend_on_the_order_of_keys(tmp_path_facto
 def test_json_has_no_nan(tmp_path):
     with pytest.raises(ValueError):
         files.write_json({"loss": float("nan")}, tmp_path / "value.json")
+    assert os.listdir(tmp_path) == []
+
+
+# ---- telling whole files from damaged ones -------------------------------------------------------
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(value=st.dictionaries(st.text(), NUMBERS) | st.dictionaries(st.integers(0, 20), NUMBERS))
+def test_a_sealed_file_comes_back(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "sealed.json"
+    files.write_sealed({"rows": [value]}, path)
+    assert files.read_sealed(path) == json.loads(json.dumps({"rows": [value]}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "{}", '{"loss": 1.5}', '{"loss": 2.5, "sha256": "DIGEST"}']
+)
+def test_a_sealed_file_that_was_damaged_or_edited_is_refused(tmp_path, text):
+    path = tmp_path / "sealed.json"
+    files.write_sealed({"loss": 1.5}, path)
+    path.write_text(text.replace("DIGEST", json.loads(path.read_text())["sha256"]))
+    with pytest.raises(ValueError):
+        files.read_sealed(path)
+
+
+def test_listed_results_are_told_from_damaged_ones(tmp_path):
+    whole, other = tmp_path / "größe a.csv", tmp_path / "other.csv"
+    whole.write_text("x\n1\n2\n")
+    other.write_text("y\n")
+    files.enlist(whole)
+    refuses(lambda: files.verified(other), "other.csv", "SHA256SUMS")  # not listed
+    files.enlist(other)
+    assert files.verified(whole) == whole and files.verified(other) == other
+    for damage in ("x\n1\n", "x\n1\n3\n", ""):
+        whole.write_text(damage)
+        refuses(lambda: files.verified(whole), "größe a.csv", "SHA256SUMS")
+    if shutil.which("sha256sum"):
+        whole.write_text("x\n1\n2\n")
+        subprocess.run(["sha256sum", "-c", "--quiet", files.SUMS], cwd=tmp_path, check=True)
+
+
+def test_what_a_killed_process_left_is_swept_away_and_what_a_living_one_writes_is_not(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    target = tmp_path / "a[1].csv"
+    left = [
+        tmp_path / f".a[1]-{platform.node()}-{pid}-x.csv" for pid in (dead.pid, os.getpid(), "y")
+    ]
+    for path in left:
+        path.write_text("half")
+    files.write_text("whole", target)
+    assert sorted(tmp_path.iterdir()) == sorted([target, *left[1:]])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_named_by_the_file_that_was_to_be(tmp_path):
+    target = tmp_path / "result.csv"
+    with pytest.raises(OSError) as error, files.atomic(target):
+        with open("/dev/full", "w") as full:
+            full.write("x")
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(target)
     assert os.listdir(tmp_path) == []

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from lib import __main__ as cli
-from lib import notebooks, paths, readme, reproduce
+from lib import notebooks, paths, readme, reproduce, runs, studies
+from lib.studies import examples
 
 
 @pytest.fixture
@@ -23,6 +24,10 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
+def everything(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def said(capsys):
     output = capsys.readouterr()
     return output.out + output.err
@@ -34,6 +39,9 @@ def said(capsys):
         (["run", "--profile", "weekly"], "no profile 'weekly'"),
         (["run", "--profile", "reference"], "make accept"),
         (["draw", "--profile", "weekly"], "no profile 'weekly'"),
+        (["run", "--profile", "full", "--study", "nothing"], "no study 'nothing'"),
+        (["run", "--profile", "default", "--study", "examples"], "no study 'examples'"),
+        (["accept", "--profile", "quick"], "not 'quick'"),
         (["notebooks", "99_nothing"], "no notebook 99_nothing"),
     ],
 )
@@ -125,11 +133,11 @@ def test_a_failing_notebook_leaves_the_reference_as_it_was(folders, monkeypatch)
         raise RuntimeError("a notebook failed")
 
     monkeypatch.setattr(notebooks, "refresh", fail)
-    before = {p.name: p.read_bytes() for p in paths.REFERENCE.iterdir()}
+    before = everything(paths.REFERENCE)
     (paths.results("default") / "claims.csv").write_text("id,verdict\n")
     with pytest.raises(RuntimeError, match="a notebook failed"):
         reproduce.accept()
-    assert {p.name: p.read_bytes() for p in paths.REFERENCE.iterdir()} == before
+    assert everything(paths.REFERENCE) == before
     assert [p.name for p in paths.BUILD.iterdir()] == ["default"]
 
 
@@ -140,3 +148,36 @@ def test_the_figures_of_a_build_are_drawn_from_its_results_alone(folders):
     first = {p.name: p.read_bytes() for p in paths.FIGURES.iterdir() if p.suffix != ".json"}
     reproduce.draw("default")
     assert {p.name: p.read_bytes() for p in paths.FIGURES.iterdir() if p.suffix != ".json"} == first
+
+
+def finished_in_full(monkeypatch, n: int):
+    """As if n runs of the examples lay in the store, and nothing else of the full profile."""
+    jobs = examples.jobs("full")
+    row = {"encoding": "kerple", "evaluation": "nonoverlapping", "nll": 3.0, "tokens": 10}
+    outcomes = [
+        runs.Outcome(job, [row | {"length": length} for length in (64, 128)], "", "", 1, 1, 1, [])
+        for job in jobs[:n]
+    ]
+    monkeypatch.setattr(runs, "finished", lambda asked: outcomes if len(asked) == len(jobs) else [])
+    monkeypatch.setattr(studies, "STUDIES", ("minilm", "examples"))
+
+
+def test_the_full_profile_is_committed_run_by_run(folders, monkeypatch, capsys):
+    shutil.rmtree(paths.REFERENCE / "full", ignore_errors=True)
+    before = everything(paths.REFERENCE)
+    finished_in_full(monkeypatch, 0)
+    with pytest.raises(ValueError, match="make full"):
+        reproduce.accept_full()
+    for n in (1, 2):
+        finished_in_full(monkeypatch, n)
+        reproduce.accept_full()
+        assert f"examples {n} of " in said(capsys)
+        assert len(studies.read("examples", "reference of full")) == 2 * n
+    assert {p.name for p in paths.FIGURES.iterdir()} == {
+        f"extrapolation_examples.{suffix}" for suffix in ("png", "csv", "json")
+    }
+    finished_in_full(monkeypatch, 1)
+    with pytest.raises(ValueError, match="2 runs of examples are committed and 1 are finished"):
+        reproduce.accept_full()
+    after = everything(paths.REFERENCE)
+    assert {p: b for p, b in after.items() if "full" not in p.parts} == before

@@ -12,13 +12,14 @@ import time
 import pytest
 import torch
 
-from lib import corpus, paths, runs
-from lib.training import TrainingConfig
+from lib import corpus, files, paths, runs
+from lib.training import Training, TrainingConfig
 
 SMALL = TrainingConfig(
     encoding="rope", seed=1, learning_rate=1e-2, tokens=1024 * 30, train_length=64,
     d_model=16, n_heads=2, n_layers=1, d_ff=24,
 )  # fmt: skip
+DAMAGED_ROWS = "measured again: the rows on record are damaged"
 MEASURE = "lib.studies.learning_rates"
 
 
@@ -65,17 +66,30 @@ def test_a_finished_run_is_used_again_and_says_so():
     assert [list(row) for row in first.rows] == [list(row) for row in second.rows]
 
 
-def _edit_record(**changes):
+def test_what_is_finished_can_be_had_without_doing_anything(monkeypatch):
+    jobs = [job(), job(seed=2)]
+    assert runs.finished(jobs) == []
+    done = runs.do(jobs[0])
+    monkeypatch.setattr(runs, "train", None)
+    monkeypatch.setattr(runs, "fingerprint", None)
+    (found,) = runs.finished(jobs)
+    assert (found.job, found.rows, found.losses) == (done.job, done.rows, done.losses)
+    assert found.training_seconds == done.training_seconds
+    cut_weights()
+    assert runs.finished(jobs) == []
+
+
+def _other_record(**changes):
     path = runs.folder(SMALL) / "run.json"
-    path.write_text(json.dumps({**record(), **changes}))
+    files.write_sealed({**files.read_sealed(path), **changes}, path)
 
 
 def other_losses():
-    _edit_record(losses=[x + 1e-4 for x in record()["losses"]])
+    _other_record(losses=[x + 1e-4 for x in record()["losses"]])
 
 
 def other_data():
-    _edit_record(data="0" * 64)
+    _other_record(data="0" * 64)
 
 
 def cut_record():
@@ -87,9 +101,20 @@ def record_of_another_shape():
     (runs.folder(SMALL) / "run.json").write_text("[1, 2]")
 
 
+def edited_record():
+    path = runs.folder(SMALL) / "run.json"
+    path.write_text(json.dumps({**record(), "seconds": 0.0}))
+
+
 def cut_weights():
     path = runs.folder(SMALL) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
+
+
+def edited_weights():
+    path = runs.folder(SMALL) / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
 
 
 def no_weights():
@@ -103,13 +128,18 @@ def no_weights():
         (other_data, "the data changed"),
         (cut_record, "damaged"),
         (record_of_another_shape, "damaged"),
+        (edited_record, "damaged"),
         (cut_weights, "damaged"),
+        (edited_weights, "damaged"),
         (no_weights, "damaged"),
     ],
 )
 def test_a_run_that_no_longer_fits_is_trained_again_and_says_why(damage, reason):
     first = runs.do(job())
     damage()
+    if "damaged" in reason:  # nor does anybody else get a model from it
+        with pytest.raises(ValueError, match="damaged"):
+            runs.decoder(SMALL)
     again = runs.do(job())
     assert again.trained.startswith("trained: ") and reason in again.trained
     assert (again.losses, again.rows) == (first.losses, first.rows)
@@ -122,7 +152,45 @@ def test_damaged_rows_are_measured_again(text):
     (path,) = runs.folder(SMALL).glob("measured-*.json")
     path.write_text(text)
     again = runs.do(job())
-    assert again.measured == "measured" and again.rows == first.rows
+    assert again.measured == DAMAGED_ROWS and again.rows == first.rows
+
+
+def test_edited_rows_are_measured_again():
+    first = runs.do(job())
+    (path,) = runs.folder(SMALL).glob("measured-*.json")
+    saved = json.loads(path.read_text())
+    saved["rows"][0]["perplexity"] = 1.0
+    path.write_text(json.dumps(saved))
+    again = runs.do(job())
+    assert again.measured == DAMAGED_ROWS and again.rows == first.rows
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited", "not started", "of other data"])
+def test_a_checkpoint_that_cannot_be_gone_on_from_says_why(damage):
+    text = corpus.load()
+    whole = runs.do(job())
+    place = runs.folder(SMALL)
+    for path in place.iterdir():
+        path.unlink()
+    part = Training(SMALL, text.documents("train"), text.vocabulary_size)
+    for _ in range(25):
+        part.step()
+    path = place / "checkpoint.safetensors"
+    part.save(path)
+    files.write_sealed({"data": text.hash}, place / "started.json")
+    raw = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    elif damage == "edited":
+        path.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
+    elif damage == "not started":
+        (place / "started.json").unlink()
+    else:
+        files.write_sealed({"data": "0" * 64}, place / "started.json")
+    again = runs.do(job())
+    why = "of other data" if damage == "of other data" else "damaged"
+    assert again.trained.startswith("trained: ") and f"its checkpoint is {why}" in again.trained
+    assert again.losses == whole.losses and again.rows == whole.rows
 
 
 def test_rows_are_measured_again_when_the_code_that_measures_changes(monkeypatch):
@@ -185,7 +253,7 @@ def test_a_killed_study_resumes_from_its_checkpoints_to_the_same_bits(store, tmp
     command = [sys.executable, str(script)]
     study = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     checkpoints = [runs.folder(j.training) / "checkpoint.safetensors" for j in jobs]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400  # a core may be shared
     while not any(c.exists() for c in checkpoints) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(study.pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The studies: what they cost, and that their summaries say what the rows say."""
 
 import dataclasses
+import importlib
 import math
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import corpus, figures, paths, studies
-from lib.studies import extrapolation, learning_rates
+from lib import corpus, figures, paths, studies, texts
+from lib.examples import NAMES
+from lib.studies import examples, extrapolation, learning_rates
 from lib.training import TrainingConfig
 
 DEFAULT_BUDGET = 6_600  # core-seconds of the default profile
@@ -22,7 +24,8 @@ L = extrapolation.L
 
 @pytest.mark.parametrize("profile", paths.PROFILES)
 def test_every_study_declares_its_cost(profile):
-    assert all(studies.study(name).COST[profile] > 0 for name in studies.STUDIES)
+    run = studies.of(profile)
+    assert all((studies.study(name).COST[profile] > 0) == (name in run) for name in studies.STUDIES)
 
 
 def test_the_default_profile_fits_its_budget():
@@ -39,8 +42,18 @@ def test_every_study_says_what_it_runs(name, profile):
     study = studies.study(name)
     jobs = study.jobs(profile)
     keys = [(j.training.key if j.training else None, str(j.settings)) for j in jobs]
-    assert jobs and len(set(keys)) == len(keys)
-    assert all(job.measure == study.__name__ and study.MEASURING for job in jobs)
+    assert len(set(keys)) == len(keys)
+    assert all(importlib.import_module(job.measure).MEASURING for job in jobs)
+    # The other text may be downloaded: the gpu profile's alone.
+    assert {job.training.text for job in jobs if job.training} <= {texts.MESSAGES}
+
+
+def test_only_what_stands_beside_the_reference_is_left_out_of_a_profile():
+    assert studies.of("quick") == studies.of("full") == list(studies.STUDIES)
+    assert set(studies.STUDIES) - set(studies.of("default")) == {"examples"}
+    assert studies.of("reference") == studies.of("default")
+    with pytest.raises(ValueError, match="no profile 'weekly'"):
+        studies.of("weekly")
 
 
 def test_no_two_figures_have_one_name():
@@ -162,12 +175,25 @@ def test_every_figure_is_drawn_from_rows_that_drift_can_match(figure, seeds):
     figures.plt.close(drawn)
 
 
-def test_the_figure_of_the_examples_is_empty_without_them():
-    results = made(lambda e, s, n, kind, length: 3.0)
-    frame = extrapolation.of_examples(results)
-    assert frame.empty and list(frame.columns) == figures.COLUMNS
-    results = made(lambda e, s, n, kind, length: 3.0, encodings=("rope", "learned", "fire"))
-    assert set(extrapolation.of_examples(results)["encoding"]) == {"rope", "fire"}
+def test_the_examples_get_the_budget_of_the_main_figure():
+    at_L = [j for j in extrapolation.jobs("default") if j.training.train_length == L]
+    of_figure = {(j.training.encoding, j.training.seed): j for j in at_L}
+    jobs = examples.jobs("full")
+    names = {j.training.encoding for j in jobs}
+    assert names == {*NAMES, *examples.BESIDE}
+    for job in jobs:
+        like = of_figure["rope", job.training.seed]
+        assert (job.training.tokens, job.training.d_model, job.settings) == (
+            like.training.tokens, like.training.d_model, like.settings
+        )  # fmt: skip
+
+
+def test_the_gap_of_an_example_is_paired_with_alibi():
+    two = ("alibi", "fire")
+    results = made(lambda e, s, n, kind, length: 3.0 + s + (e == "fire"), encodings=two)
+    rows = examples.differences(results)
+    assert list(rows["length"]) == [L, 16 * L] and set(rows["encoding"]) == {"fire"}
+    assert (rows["value"] == 1).all() and (rows["sd"] == 0).all()
 
 
 def test_measuring_scores_the_same_targets_at_every_length():

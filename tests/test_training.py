@@ -1,6 +1,8 @@
 """Training: the same bits for a seed, the same batches for every encoding, resumed at any step."""
 
 import dataclasses
+import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -103,10 +105,41 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path, keep):
         Training(SMALL, TEXT, V).load(path)
 
 
+@pytest.mark.parametrize("place", [0.5, 0.9])
+def test_a_checkpoint_with_one_bit_changed_is_one_clear_error(tmp_path, place):
+    path = tmp_path / "checkpoint.safetensors"
+    training = Training(SMALL, TEXT, V)
+    training.step()
+    training.save(path)
+    raw = bytearray(path.read_bytes())
+    raw[int(place * len(raw))] ^= 1  # among the numbers: the file is as readable as before
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match="damaged"):
+        Training(SMALL, TEXT, V).load(path)
+
+
+def test_windows_of_a_text_on_disk_are_those_of_the_text(tmp_path):
+    np.save(tmp_path / "text.npy", TEXT[0])
+    mapped = np.load(tmp_path / "text.npy", mmap_mode="r", allow_pickle=False)
+    here, there = Windows(TEXT, 8), Windows([mapped, *TEXT[1:]], 8)
+    assert isinstance(there.documents[0], np.memmap)
+    assert torch.equal(here.batch(3, 1, 50), there.batch(3, 1, 50))
+
+
+def test_the_name_of_the_text_is_in_the_key_of_another_text_alone():
+    before = hashlib.sha256(
+        json.dumps(
+            {k: v for k, v in dataclasses.asdict(SMALL).items() if k != "text"}, sort_keys=True
+        ).encode()
+    )
+    assert SMALL.key == before.hexdigest()[:16]
+    assert dataclasses.replace(SMALL, text="another").key != SMALL.key
+
+
 def test_windows_cross_no_border_and_reach_every_place():
     windows = Windows(TEXT, 8)
     places = {t.tobytes() for d in TEXT for t in np.lib.stride_tricks.sliding_window_view(d, 9)}
-    assert len(windows.starts) == sum(len(d) - 8 for d in TEXT)
+    assert windows.ends[-1] == sum(len(d) - 8 for d in TEXT)
     drawn = windows.batch(seed=0, step=0, size=5000).numpy().astype(np.uint16)
     assert {w.tobytes() for w in drawn} == places
 

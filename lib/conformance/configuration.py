@@ -172,6 +172,12 @@ def outcome(subject, **options) -> list:
                 seen.append(doors(encoding, content, positions, positions))
             except ValueError as refusal:
                 seen.append(type(refusal))
+        if hasattr(encoding, "sections"):  # three axes: an option may show on them alone
+            positions = torch.tensor([[0, 0, 0], [3, 0, 0], [3, 1, 0], [3, 5, 7]])[None]
+            content = Content.of(encoding, 4, 1)
+            seen.append(
+                dict(enumerate(encoding.rotate(content.q, content.k, positions, positions)))
+            )
     return seen
 
 
@@ -209,6 +215,7 @@ SCALINGS = {
         "short_factor": [1.0 + k / 64 for k in range(32)],
         "long_factor": [1.0 + k / 8 for k in range(32)],
     },
+    "proportional": {"factor": 4.0, "partial_rotary_factor": 0.25},
 }
 
 

@@ -165,17 +165,29 @@ def channels_turn_in_the_declared_pairs(subject, width, n_heads, layout):
     declared = getattr(encoding, "layout", None)
     if declared in ("interleaved", "half_split") and subject.domain == "text":
         c = torch.arange(d)
-        partner = c ^ 1 if declared == "interleaved" else (c + d // 2) % d
+        place = _places(encoding, declared)  # (r/2, 2): the channels of each pair
+        partner = c.scatter(0, place.flatten(), place.flip(-1).flatten())
         wrong = wrong + (mixed & (partner[:, None] != c)).sum()
         other = _in_layout(
             subject, width, n_heads, "half_split" if declared == "interleaved" else "interleaved"
         )
         if other is not None:
             o, _ = _turned_channels(subject, other)
-            side, halves = (q, o) if declared == "interleaved" else (o, q)
-            place = torch.stack([c[: d // 2], c[d // 2 :]], dim=-1).flatten()  # side → halves
-            wrong = wrong + ((halves[:, place][..., place] - side).abs() > 1e-12).sum()
+            theirs = _places(encoding, other.layout)
+            there = c.scatter(0, place.flatten(), theirs.flatten())  # channel → where it lies there
+            wrong = wrong + ((o[:, there][..., there] - q).abs() > 1e-12).sum()
     return Measure(float(wrong), 0.0)
+
+
+def _places(encoding, layout: str):
+    """The channels of each pair in this layout: (r/2, 2), r of d channels that turn.
+
+    A subject whose head turns in part says so in the attributes `rotated` and `rotated_at`.
+    """
+    r = getattr(encoding, "rotated", encoding.d)
+    first = encoding.d - r if getattr(encoding, "rotated_at", "first") == "last" else 0
+    channels = first + torch.arange(r)
+    return channels.view(-1, 2) if layout == "interleaved" else channels.view(2, -1).mT
 
 
 def _turned_channels(subject, encoding):
@@ -216,6 +228,42 @@ def axes_are_told_apart(subject, width, n_heads, offset):
     wrong = alike(still, right) + alike(still, down)
     wrong += alike(right, down) and not alike(right, left, down, up)
     return Measure(float(wrong), 0.0)
+
+
+@layout_of_pairs(width=st.integers(1, 8), n_heads=FEW_HEADS)
+def each_of_three_axes_turns_its_own_pairs(subject, width, n_heads):
+    """On the axes t, h and w the declared pairs turn, in the declared order; a text is on all.
+
+    For a subject that declares `sections`, how many pairs each axis has; `interleaved` says whether
+    the axes take turns as long as h and w have pairs left, or lie one after the other. Measured is
+    the count of channels that turn and should not, or the other way round.
+    """
+    encoding = subject.prepare(width, n_heads).double()
+    if not hasattr(encoding, "sections"):
+        raise NotApplicable("no sections for three axes")
+    x = torch.eye(encoding.d, dtype=torch.float64).expand(1, n_heads, -1, -1)
+    t, h, w = encoding.sections
+    axes = [0] * t + [1] * h + [2] * w
+    if encoding.interleaved:
+        left, axes = [t, h, w], []
+        while sum(left):
+            axis = len(axes) % 3
+            axis = axis if left[axis] else 0
+            axes.append(axis)
+            left[axis] -= 1
+    place = _places(encoding, encoding.layout)  # (r/2, 2)
+    wrong = 0
+    for axis in range(3):
+        positions = torch.eye(3)[axis].expand(1, encoding.d, 3)
+        q, k = encoding.rotate(x, x, positions, positions)
+        moved = (q[0] - x[0]).abs().amax((0, -1)) > 1e-14  # (d,)
+        should = torch.zeros(encoding.d, dtype=torch.bool)
+        should[place[torch.tensor(axes) == axis].flatten()] = True
+        wrong += (moved != should).sum().item() + (q != k).sum().item()
+    line = torch.arange(encoding.d)
+    on_a_line, _ = encoding.rotate(x, x, line, line)
+    on_all, _ = encoding.rotate(x, x, *2 * [line[None, :, None].expand(1, -1, 3)])
+    return Measure(wrong + ((on_a_line - on_all).abs() > 1e-12).sum().item(), 0.0)
 
 
 def frequencies(encoding, subject, step) -> torch.Tensor:

@@ -32,8 +32,8 @@ class MRoPE(RoPE):
 
     Args:
         base, layout, scaling, rotated, rotated_at: as in RoPE.
-        sections: how many pairs turn with t, h and w, r/2 in all. None: a quarter of them with t,
-            and the rest halved: (16, 24, 24) for heads of 128, as in Qwen2-VL.
+        sections: how many pairs turn with t, h and w, r/2 in all. None: in the proportions of
+            Qwen2-VL, (16, 24, 24) for heads of 128; interleaved, of Qwen3-VL, (24, 20, 20).
         interleaved: the axes take turns, as in Qwen3-VL.
 
     Raises:
@@ -61,7 +61,7 @@ class MRoPE(RoPE):
             rotated=rotated, rotated_at=rotated_at, heads=heads,
         )  # fmt: skip
         n = self.rotated // 2
-        self.sections = _sections(sections, n)
+        self.sections = _sections(sections, n, interleaved)
         self.interleaved = interleaved
         t, h, w = self.sections
         if interleaved:
@@ -100,10 +100,11 @@ class MRoPE(RoPE):
         return of_axis.gather(0, axis)[0]
 
 
-def _sections(sections, n: int) -> tuple[int, int, int]:
+def _sections(sections, n: int, interleaved: bool) -> tuple[int, int, int]:
     """(t, h, w), the pairs of each axis, n in all."""
     if sections is None:
-        return n - 2 * (3 * n // 8), 3 * n // 8, 3 * n // 8
+        h = (5 if interleaved else 6) * n // 16
+        return n - 2 * h, h, h
     if not isinstance(sections, list | tuple) or len(sections) != 3:
         raise ValueError(f"sections must be three numbers of pairs, not {sections!r}.")
     check_whole(

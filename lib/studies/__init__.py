@@ -3,7 +3,7 @@
 A study has `PROFILES` and `COST` (core-seconds a profile, measured), `jobs(profile)`,
 `measure(decoder, training, settings)` with the code it needs in MEASURING, `collect(outcomes)`,
 and FIGURES and TABLES made from its results: name → (frame, drawing) and name → frame. A study that
-measures time says ALONE = True.
+measures time says ALONE = True; one that a profile leaves out has no jobs there.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from lib import paths
 # A study may use models of those before it.
 STUDIES = (
     "extrapolation",
+    "examples",
     "probes",
     "minilm",
     "real_model",
@@ -30,6 +31,16 @@ STUDIES = (
 def study(name: str):
     """The module of a study."""
     return importlib.import_module(f"lib.studies.{name}")
+
+
+def of(profile: str) -> list[str]:
+    """The studies that a profile runs; one without jobs there is left out.
+
+    Raises ValueError for a profile that does not exist.
+    """
+    paths.results(profile)
+    committed = {"reference": "default", "reference of full": "full"}
+    return [name for name in STUDIES if study(name).jobs(committed.get(profile, profile))]
 
 
 def alone(name: str) -> bool:
@@ -51,11 +62,11 @@ def read(name: str, profile: str = "reference") -> pd.DataFrame:
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
     """The tidy frame behind every figure, by name; those of timings are one machine's, and left
-    out, as are those of what the profile leaves out."""
+    out."""
     made = {}
-    for name in STUDIES:
+    for name in of(profile):
         if alone(name):
             continue
         results = read(name, profile)
         made |= {figure: frame(results) for figure, (frame, _) in study(name).FIGURES.items()}
-    return {figure: frame for figure, frame in made.items() if not frame.empty}
+    return made

@@ -9,8 +9,6 @@ and "about 1.1 times" tell apart only when L changes; ALiBi at L is held against
 
 Every length scores the same targets, so the curves are paired; differences between encodings are
 paired by seed, since models of one seed share their other weights and their batches.
-
-The full profile has the five encodings of `lib.examples` as well, at the rates of `usual`.
 """
 
 import dataclasses
@@ -20,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib import corpus, evaluation, examples, figures, own, paths, runs
+from lib import corpus, evaluation, figures, own, paths, runs
 from lib.studies import learning_rates
 from lib.training import TrainingConfig
 from lib.transformer import Decoder
@@ -56,7 +54,6 @@ PROFILES = {
         "seeds": (0, 1, 2, 3, 4),
         "training": {"tokens": 4_096_000, "d_model": 128, "n_heads": 4, "n_layers": 4, "d_ff": 344},
         "measuring": {"tokens": 65_536, "sliding_tokens": 8_192},
-        "examples": examples.NAMES,
     },
 }
 BLOCK = max(LENGTHS[L])  # targets are scored in blocks of the longest length
@@ -66,24 +63,18 @@ STRIDE = {length: min(length, max(16, length // 8)) for n in LENGTHS.values() fo
 SLIDING_BLOCK = 128
 BIN = 32  # positions averaged in the loss by position
 
-# Core-seconds, measured on two cores (training and measuring, one thread a run); of the full
-# profile's examples reckoned, not run yet.
-COST = {"quick": 100, "default": 2400, "full": 70_000}
+# Core-seconds, measured on two cores (training and measuring, one thread a run).
+COST = {"quick": 100, "default": 2400, "full": 40_000}
 
 
 def jobs(profile: str) -> list[runs.Job]:
     """The runs of a profile: every encoding and seed at L, some at 2L."""
     p = PROFILES[profile]
     pairs = [(e, L) for e in p["encodings"]] + [(e, 2 * L) for e in p["at_2L"]]
-    survey = [
+    return [
         _job(p, encoding, L_train, seed, learning_rates.chosen(encoding))
         for seed in p["seeds"]
         for encoding, L_train in pairs
-    ]
-    return survey + [
-        job
-        for name in p.get("examples", ())
-        for job in jobs_of_a_file(name, examples.file(name), profile)
     ]
 
 
@@ -178,21 +169,6 @@ def curves(results: pd.DataFrame) -> pd.DataFrame:
     frame = figures.summarise(rows, ["evaluation", "encoding", "length"], "perplexity")
     frame = frame.rename(columns={"evaluation": "panel", "length": "x"})
     return frame[figures.COLUMNS]
-
-
-BESIDE_EXAMPLES = ("t5", "rope", "alibi", "nope")  # the survey's that are drawn with the examples
-
-
-def of_examples(results: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `curves` for the examples, and some of the survey's for reference; empty where
-    no example was run."""
-    frame = curves(results)
-    shown = (*examples.NAMES, *BESIDE_EXAMPLES) if _has_examples(results) else ()
-    return frame[frame["encoding"].isin(shown)].reset_index(drop=True)
-
-
-def _has_examples(results: pd.DataFrame) -> bool:
-    return bool(results["encoding"].isin(examples.NAMES).any())
 
 
 def by_position(results: pd.DataFrame) -> pd.DataFrame:
@@ -407,7 +383,6 @@ def _panels(frame: pd.DataFrame, panels: list[str], mark: float = L):
 # name → (frame of the results, drawing of the frame)
 FIGURES = {
     "extrapolation": (curves, draw_curves),
-    "extrapolation_examples": (of_examples, draw_curves),
     "extrapolation_beside_the_paper": (beside_the_paper, draw_beside_the_paper),
     "extrapolation_by_position": (by_position, draw_by_position),
     "extrapolation_two_lengths": (two_lengths, draw_two_lengths),

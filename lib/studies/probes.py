@@ -37,10 +37,9 @@ def probes() -> dict:
 
 
 def jobs(profile: str) -> list[runs.Job]:
-    """One for each model of the survey's that the main figure trains at L."""
+    """One for each model that the main figure trains at L."""
     at_L = [j.training for j in extrapolation.jobs(profile)]
     at_L = [t for t in at_L if t.train_length == extrapolation.L]
-    at_L = [t for t in at_L if t.encoding in extrapolation.ENCODINGS]
     return [runs.Job(t, __name__, SETTINGS[profile]) for t in at_L]
 
 
