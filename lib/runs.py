@@ -1,4 +1,5 @@
-"""The store of finished runs, and the runner that fills it: one thread a run, a run for each core.
+"""The store of finished runs, and the runner that fills it: one thread a run, a run for each core
+of this machine, or of a Ray cluster (`RUNNER=ray`, see `lib.cluster`).
 
 A run is a training configuration and what a study measures on the trained model. It lies in
 
@@ -27,6 +28,7 @@ import signal
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -39,7 +41,7 @@ import safetensors.torch
 import torch
 from tqdm import tqdm
 
-from lib import files, paths, texts
+from lib import cluster, files, paths, texts
 from lib.training import (
     TrainingConfig,
     fingerprint,
@@ -78,12 +80,14 @@ class Job:
         settings: what to measure, in plain JSON values.
         measure_tokens: about how many tokens measuring costs, counted in trained tokens; it only
             serves the estimate of the time left.
+        gpus: how many GPUs it needs; a Ray cluster then finds it a machine that has them.
     """
 
     training: TrainingConfig | None
     measure: str
     settings: dict = field(default_factory=dict)
     measure_tokens: int = 0
+    gpus: int = 0
 
     @property
     def name(self) -> str:
@@ -128,6 +132,17 @@ def folder(training: TrainingConfig) -> Path:
     return paths.CACHE / "runs" / training.key
 
 
+def runner() -> str:
+    """Where jobs run, by the variable RUNNER: `local` (processes of this machine), or `ray`.
+
+    Raises ValueError when RUNNER is something else.
+    """
+    asked = os.environ.get("RUNNER", "").strip() or "local"
+    if asked not in ("local", "ray"):
+        raise ValueError(f"RUNNER must be local or ray, not {asked!r}.")
+    return asked
+
+
 def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
     """Do the jobs, and give their outcomes in the order of the jobs; `alone`, one after another.
 
@@ -142,24 +157,39 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
         return []
     for name in {job.training.text if job.training else texts.MESSAGES for job in jobs}:
         texts.load(name)  # once, before the workers all find the cache empty
+    os.environ |= WORKER_ENVIRONMENT  # read when a worker starts
+    if runner() == "ray":
+        work = cluster.run(jobs, do_in_thread, stored, WORKER_ENVIRONMENT, workers(), alone)
+    else:
+        work = _in_processes(jobs, alone)
+    outcomes: dict[int, Outcome] = {}
+    bar = _bar(title, sum(job.work for job in jobs))
+    try:
+        for done, new in work:
+            bar.update(done - bar.n)
+            for i, outcome in new.items():
+                outcomes[i] = outcome
+                bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcome)}")
+    finally:
+        work.close()
+        bar.close()
+    return [outcomes[i] for i in range(len(jobs))]
+
+
+def _in_processes(jobs: list[Job], alone: bool) -> Iterator[tuple[int, dict[int, Outcome]]]:
+    """Do the jobs in processes of this machine. Yields, now and then, the tokens done in all and
+    what has finished since, by its place among the jobs."""
     context = multiprocessing.get_context("spawn")
     # Tokens done, a slot a job: each is written by one worker alone and needs no lock.
     done = context.RawArray("q", len(jobs))
-    os.environ |= WORKER_ENVIRONMENT  # read when a worker starts
     at_once = 1 if alone else min(workers(), len(jobs))
     pool = ProcessPoolExecutor(at_once, context, initializer=_start_worker, initargs=(done,))
-    outcomes: dict[int, Outcome] = {}
-    bar = _bar(title, sum(job.work for job in jobs))
     try:
         longest_first = sorted(range(len(jobs)), key=lambda i: -jobs[i].work)
         pending = {pool.submit(do, jobs[i], i): i for i in longest_first}
         while pending:
-            finished, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-            bar.update(sum(done) - bar.n)
-            for future in finished:
-                i = pending.pop(future)
-                outcomes[i] = future.result()
-                bar.write(f"[{len(outcomes)}/{len(jobs)}] {_line(outcomes[i])}")
+            ended, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            yield sum(done), {pending.pop(future): future.result() for future in ended}
     except BrokenProcessPool:
         raise RuntimeError(
             "A worker process died (out of memory?). Run the same command again, perhaps with "
@@ -167,8 +197,6 @@ def run(jobs: list[Job], title: str, alone: bool = False) -> list[Outcome]:
         ) from None
     finally:
         _stop(pool)
-        bar.close()
-    return [outcomes[i] for i in range(len(jobs))]
 
 
 def finished(jobs: list[Job]) -> list[Outcome]:
@@ -207,6 +235,25 @@ def _outcome(job: Job, record: dict, rows: dict, trained: str, measured: str) ->
         peak_mib=rows["peak_mib"],
         losses=record["losses"],
     )
+
+
+def do_in_thread(job: Job, done: list[int]) -> Outcome:
+    """`do` in a thread of a process that is another's to look after; counts its tokens in
+    done[0]."""
+    global _done
+    _done = done
+    _one_thread()
+    return do(job)
+
+
+def stored(job: Job) -> list[Path]:
+    """The files of the store that a job may use again or go on from."""
+    if job.training:
+        found = [folder(job.training).glob("*")]
+    else:  # its rows, and the checkpoints of studies that train themselves, while unfinished
+        rows, _ = _place_of_rows(job, _untrained())
+        found = [rows.parent.glob(rows.name), (paths.CACHE / "tasks").glob("*")]
+    return sorted(path for some in found for path in some if not path.name.startswith("."))
 
 
 def decoder(training: TrainingConfig):
@@ -443,14 +490,19 @@ def _report(tokens: int) -> None:
 
 
 def _start_worker(done) -> None:
-    """One thread, denormals as zero, and an end when the parent ends, however it does."""
+    """One thread, and an end when the parent ends, however it does."""
     global _done
     _done = done
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
+    _one_thread()
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
+
+
+def _one_thread() -> None:
+    """This thread computes alone, with denormals as zero."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
