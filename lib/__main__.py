@@ -120,7 +120,11 @@ def _compare(options):
 def _context(options):
     from lib import context
 
-    context.run(options.file, options.to, options.trained, options.picture)
+    advice = context.run(options.file, options.to, options.trained)
+    if options.picture:
+        from lib import pictures_config
+
+        pictures_config.save(advice, options.picture)
 def _book(options):
     from lib import book
 
