@@ -28,7 +28,6 @@ import math
 import shlex
 import textwrap
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lib import paths, rope_config
@@ -469,9 +468,8 @@ def _notes(advice: Advice) -> list[str]:
     return notes
 
 
-def run(path: str, target: int, trained: int | None = None, picture: str | None = None) -> None:
-    """Print what to set so that the model of a config.json reads `target` tokens, and draw its
-    pairs into `picture`, a PNG.
+def run(path: str, target: int, trained: int | None = None) -> Advice:
+    """Print what to set so that the model of a config.json reads `target` tokens.
 
     Raises ValueError as `rope_config.read` and `advise`, and for lengths below 1; OSError for a
     file that is not there.
@@ -480,13 +478,5 @@ def run(path: str, target: int, trained: int | None = None, picture: str | None 
         if length is not None and length < 1:
             raise ValueError(f"{what} must be at least 1 token, not {length}.")
     advice = advise(rope_config.read(path), target, trained)
-    if picture is not None:
-        from lib import figures, files, pictures_config  # seconds
-
-        if advice.method == "none":
-            drawn = pictures_config.wavelengths(advice.model)
-        else:
-            drawn = pictures_config.pairs(advice)
-        with files.atomic(Path(picture)) as temporary:
-            temporary.write_bytes(figures.png(drawn, figures.PUBLISHED_DPI))
     print(report(path, advice))
+    return advice

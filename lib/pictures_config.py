@@ -6,7 +6,7 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 
-from lib import figures
+from lib import figures, files
 from lib.context import Advice
 from lib.encodings import build
 from lib.pictures import FIRST, QUIET, SECOND, _figure
@@ -78,6 +78,14 @@ def wavelengths(model: Model):
     axis.set(yscale="log", xlabel="pair", ylabel="wavelength (tokens)", xlim=(0, None))
     figures.direct_labels(axis, lines)
     return figure
+
+
+def save(advice: Advice, path: str) -> None:
+    """Draw an advice into a PNG: its pairs before and after, or as they are where nothing is
+    scaled. Raises OSError where it cannot be written."""
+    drawn = wavelengths(advice.model) if advice.method == "none" else pairs(advice)
+    with files.atomic(path) as temporary:
+        temporary.write_bytes(figures.png(drawn, figures.PUBLISHED_DPI))
 
 
 def _turning(kinds):

@@ -316,7 +316,8 @@ sys.exit(f"loaded: {{loaded}}" if loaded else status)
 @pytest.mark.parametrize("target", [4096, 131072])
 def test_a_picture_is_drawn_of_every_advice(target, tmp_path, capsys):
     picture = tmp_path / "new" / "pairs.png"
-    context.run(str(CONFIGS["qwen2.5_7b"]), target, picture=str(picture))
+    file = str(CONFIGS["qwen2.5_7b"])
+    assert main(["context", file, f"--to={target}", f"--picture={picture}"]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out
 
