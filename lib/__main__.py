@@ -8,6 +8,7 @@
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib context FILE --to N   how a model of this config.json reads N tokens
+    python -m lib train FILE    train one model, alone or under torchrun, into build/train/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib book          the notebooks as static pages, into build/book/
     python -m lib notebooks     execute the committed notebooks in place, on the reference
@@ -70,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     context.add_argument("--picture", metavar="PNG", help="where to draw its pairs")
     add("book", _book, "make pages of the notebooks, into build/book/")
+    train = add("train", _train, "train one model, alone or as a process of torchrun")
+    train.add_argument("file", help="a TOML file that says what to train; see data/large/")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -86,7 +89,7 @@ def _run(options):
 def _draw(options):
     from lib import reproduce
 
-    reproduce.draw(options.profile)
+    reproduce.redraw(options.profile)
 
 
 def _accept(options):
@@ -129,6 +132,12 @@ def _book(options):
     from lib import book
 
     book.build()
+
+
+def _train(options):
+    from lib import parallel
+
+    parallel.run(options.file)
 
 
 def _readme(options):
