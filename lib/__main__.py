@@ -7,6 +7,8 @@
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
+    python -m lib context FILE --to N   how a model of this config.json reads N tokens
+    python -m lib train FILE    train one model, alone or under torchrun, into build/train/
     python -m lib readme        write the numbers in README.md anew from the reference
     python -m lib book          the notebooks as static pages, into build/book/
     python -m lib notebooks     execute the committed notebooks in place, on the reference
@@ -60,7 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     compare = add("compare", _compare, "try an encoding of your own beside the survey's")
     compare.add_argument("file", help="a Python file that registers one encoding")
     compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
+    context = add("context", _context, "how the model of a config.json reads a longer text")
+    context.add_argument("file", help="a model's config.json, as Hugging Face writes it")
+    context.add_argument("--to", type=int, required=True, help="tokens that it is to read")
+    context.add_argument(
+        "--from", type=int, dest="trained", metavar="TRAINED",
+        help="the trained length, where the file's max_position_embeddings is another",
+    )  # fmt: skip
+    context.add_argument("--picture", metavar="PNG", help="where to draw its pairs")
     add("book", _book, "make pages of the notebooks, into build/book/")
+    train = add("train", _train, "train one model, alone or as a process of torchrun")
+    train.add_argument("file", help="a TOML file that says what to train; see data/large/")
     add("readme", _readme, "write the numbers in README.md anew")
     refresh = add("notebooks", _notebooks, "execute the committed notebooks in place")
     refresh.add_argument("names", nargs="*", help="which, such as 02_sinusoidal; none means all")
@@ -77,7 +89,7 @@ def _run(options):
 def _draw(options):
     from lib import reproduce
 
-    reproduce.draw(options.profile)
+    reproduce.redraw(options.profile)
 
 
 def _accept(options):
@@ -108,10 +120,24 @@ def _compare(options):
     compare.run(options.file, options.out)
 
 
+def _context(options):
+    from lib import context
+
+    advice = context.run(options.file, options.to, options.trained)
+    if options.picture:
+        from lib import pictures_config
+
+        pictures_config.save(advice, options.picture)
 def _book(options):
     from lib import book
 
     book.build()
+
+
+def _train(options):
+    from lib import parallel
+
+    parallel.run(options.file)
 
 
 def _readme(options):

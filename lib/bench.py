@@ -1,8 +1,9 @@
 """What things cost, measured side by side in one run: `make bench`, and the study of costs.
 
 Whatever is compared runs in turns: each round times every candidate once, in an order that moves
-on from round to round, so that a machine that slows down slows all of them. Costs are then ratios
-within a round; their median and spread (the quartiles) over rounds are what is reported.
+on from round to round and turns about, so that a machine that slows down slows all of them and none
+always follows the same. Costs are then ratios within a round; their median and spread (the
+quartiles) over rounds are what is reported.
 
 Time is the wall clock's, around a warmed-up call; on a GPU that of CUDA events. Memory is counted,
 not sampled: the most bytes that torch's allocator had lent at once beyond those lent at the start,
@@ -13,6 +14,7 @@ A measurement is a row {part, subject, case, quantity, round, value}: `part` is 
 """
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import math
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 from lib import files, paths, runs, transformer
 from lib.attention import Distances, attend, plain
 from lib.encodings import ENCODINGS, build
+from lib.encodings.rope import table, turn_by
 from lib.training import TrainingConfig, descend, optimizer_of
 from lib.transformer import Cache
 
@@ -74,8 +77,8 @@ def in_turns(
         f()
     found = {name: [] for name in names}
     for r in range(rounds):
-        for i in range(len(names)):
-            name = names[(r + i) % len(names)]
+        first = r // 2 % len(names)
+        for name in (names[first:] + names[:first])[:: -1 if r % 2 else 1]:
             found[name].append(seconds(candidates[name], device))
     return found
 
@@ -237,14 +240,21 @@ def growth(device, rounds: int, lengths=LONG, names=TEXT):
 
 
 def rotation(device, rounds: int):
-    """(b) q and k turned: by us from positions, by two libraries from the tables that they keep."""
+    """(b) q and k turned, against a copy of the same bytes.
+
+    "ours" starts from positions, as every call of `Encoding.rotate` does: nothing is kept between
+    calls. The two libraries have their tables of cosines and sines beforehand; like for like with
+    them is "ours, from a table", the product alone.
+    """
     B, H, T, d = ROTATION.values()
     q, k = _normal(device, (B, H, T, d), (B, H, T, d))
     positions = torch.arange(T, device=device)
     ours = build("rope", d_model=H * d, n_heads=H, max_length=T)
+    by = table(ours.phase(positions), ours.attention_factor, q.dtype, ours.layout)
     candidates = {
         "copy": lambda: (q.clone(), k.clone()),
         "ours": lambda: ours.rotate(q, k, positions, positions),
+        "ours, from a table": lambda: [turn_by(x, by, ours.layout) for x in (q, k)],
         **_rotations_of_libraries(q, k, positions),
     }
     with torch.inference_mode():
@@ -315,7 +325,11 @@ def _attention(device, rounds: int, kind: str, length: int | None):
 
 def step(device, rounds: int, length: int = 64, n_tokens: int = 1024):
     """(d) A whole step of training at the default sizes, with rotation, equal parameters, one
-    thread: ours and the models of two libraries, under one optimiser and one loop."""
+    thread: ours and the models of two libraries, under one optimiser, one loss and one loop.
+
+    Beside them what ours is made of: its products with weights alone, attention alone, and the
+    launches alone, which is the same step at sizes so small that nothing else is left.
+    """
     tokens = draw_tokens(n_tokens // length, length + 1, device)
     ours = decoder("rope", length, device).train()
     models = {"ours": (ours, ours), **_models_of_libraries(ours.config, device)}
@@ -324,9 +338,42 @@ def step(device, rounds: int, length: int = 64, n_tokens: int = 1024):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         candidates[name] = step_of(model, logits_of, optimizer, tokens)
         sizes[name] = [sum(p.numel() for p in model.parameters())]
+    candidates |= _parts_of_a_step(ours, tokens)
     with threads(1):
         times = in_turns(candidates, rounds, device)
     return rows("step", length, times, "seconds") + rows("step", length, sizes, "parameters")
+
+
+def _parts_of_a_step(model, tokens) -> dict[str, Callable]:
+    """Forward and backward of the products y = x Wᵀ with every weight, and of attention; and the
+    whole step of a model in small."""
+    c, B, T = model.config, len(tokens), tokens.shape[1] - 1
+    device, d = tokens.device, c.d_model // c.n_heads
+    weights = [p.detach() for p in model.parameters() if p.dim() == 2]  # (out, in)
+    inputs = [_normal(device, (B * T, n), (B * T, m)) for m, n in (w.shape for w in weights)]
+    weights = [w.to(inputs[0][0].dtype) for w in weights]
+
+    def products():
+        ahead = [x @ w.T for w, (x, _) in zip(weights, inputs, strict=True)]
+        return ahead, [(g @ w, g.T @ x) for w, (x, g) in zip(weights, inputs, strict=True)]
+
+    *qkv, along = _normal(device, *4 * [(B, c.n_heads, T, d)])
+    qkv = [x.requires_grad_() for x in qkv]
+    positions = torch.arange(T, device=device)
+    nope = build("nope", d_model=d, n_heads=1, max_length=T)
+
+    def attention():
+        for _ in model.blocks:
+            torch.autograd.grad(attend(*qkv, nope, positions, positions), qkv, along)
+
+    config = dataclasses.replace(_config("rope", 2), d_model=2 * c.n_heads, d_ff=1)
+    small = config.decoder(2).to(device).train()
+    optimizer = torch.optim.AdamW(small.parameters(), lr=1e-3, fused=True)
+    return {
+        "ours, its products alone": products,
+        "ours, its attention alone": attention,
+        "ours, its launches alone": step_of(small, small, optimizer, tokens[:1, :3] % 2),
+    }
 
 
 def _models_of_libraries(c, device) -> dict[str, tuple]:

@@ -161,6 +161,12 @@ def descend(model, optimizer: torch.optim.AdamW, loss) -> None:
     optimizer.step()
 
 
+def mean_loss(model, window: torch.Tensor) -> torch.Tensor:
+    """The mean loss (nats a token) of predicting the last L tokens of windows (B, L + 1)."""
+    logits = model(window[:, :-1])  # (B, L, V)
+    return F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+
+
 class Training:
     """A run that goes step by step: `losses` (nats a token) grows by one with each `step()`."""
 
@@ -176,19 +182,27 @@ class Training:
         set_rates(self.optimizer, t, config.steps)
         size = config.batch_tokens // config.train_length
         window = self.windows.batch(config.seed, t, size)  # (B, L + 1)
-        logits = self.decoder(window[:, :-1])  # (B, L, V)
-        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        self.losses.append(self.learn(window))
+
+    def learn(self, window: torch.Tensor) -> float:
+        """One step on windows (B, L + 1); their mean loss before it, in nats a token."""
+        loss = mean_loss(self.decoder, window)
         descend(self.decoder, self.optimizer, loss)
-        self.losses.append(loss.item())
+        return loss.item()
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint where there is one; raises ValueError as `load` does."""
+        if checkpoint.exists():
+            self.load(checkpoint)
 
     def save(self, path: Path) -> None:
         """Weights, the optimizer's moments and the losses, in one safetensors file."""
+        import safetensors.torch  # not above: training itself needs torch and numpy alone
+
         tensors = {f"weights.{n}": p.detach() for n, p in self.decoder.named_parameters()}
         for name, state in self._moments().items():
             tensors |= {f"optimizer.{name}.{what}": value for what, value in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        import safetensors.torch  # not above: training itself needs torch and numpy alone
-
         seal = {"sha256": digest(tensors)}
         with files.atomic(path) as temporary:
             safetensors.torch.save_file(tensors, temporary, seal)
@@ -263,15 +277,17 @@ def train(
     vocabulary: int,
     checkpoint: Path | None = None,
     report: Callable[[int], None] = lambda tokens: None,
+    kind: Callable[..., Training] = Training,
 ) -> Training:
     """Train to the end, from `checkpoint` on if that file holds a valid one.
 
-    `report` is called with the tokens of each few steps as they are done.
+    `report` is called with the tokens of each few steps as they are done. `kind` makes the run:
+    in this process, or over several (`lib.parallel`).
     Raises ValueError for a checkpoint of another run, FloatingPointError for a loss not finite.
     """
-    training = Training(config, documents, vocabulary)
-    if checkpoint is not None and checkpoint.exists():
-        training.load(checkpoint)
+    training = kind(config, documents, vocabulary)
+    if checkpoint is not None:
+        training.resume(checkpoint)
         report(len(training.losses) * config.batch_tokens)
     while len(training.losses) < config.steps:
         training.step()

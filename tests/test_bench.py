@@ -27,11 +27,12 @@ def test_memory_is_the_most_that_was_lent_at_once():
     assert bench.peak_bytes(lambda: None, CPU) == 0
 
 
-def test_candidates_take_turns_and_every_one_comes_first():
+def test_candidates_take_turns_and_none_always_follows_the_same():
     order = []
-    found = bench.in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 3, CPU)
-    assert "".join(order) == "abc" + "abc" + "bca" + "cab"  # the first three are not counted
-    assert all(len(times) == 3 for times in found.values())
+    found = bench.in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 6, CPU)
+    rounds = ["abc", "cba", "bca", "acb", "cab", "bac"]
+    assert "".join(order) == "abc" + "".join(rounds)  # the first three are not counted
+    assert all(len(times) == 6 for times in found.values())
 
 
 def test_seconds_are_those_of_the_call():
@@ -101,6 +102,25 @@ def test_attention_is_measured_both_ways():
     times = found[found["quantity"] == "seconds"]
     assert set(times["subject"]) == {"nope", "alibi", "t5", "mask tensor"}
     assert times["part"].nunique() == 2 and (found["value"] > 0).all()
+
+
+def test_rotation_is_timed_from_positions_and_from_a_table(monkeypatch):
+    monkeypatch.setattr(bench, "ROTATION", {"B": 1, "H": 2, "T": 300, "d": 8})
+    found = pd.DataFrame(bench.rotation(CPU, 1))
+    assert {"copy", "ours", "ours, from a table"} < set(found["subject"])
+    assert (found["value"] > 0).all()
+
+
+def test_a_step_is_timed_beside_what_it_is_made_of():
+    model, tokens = bench.decoder("rope", 8, CPU), bench.draw_tokens(2, 9, CPU)
+    parts = bench._parts_of_a_step(model, tokens)
+    ahead, back = parts["ours, its products alone"]()
+    weights = [p for p in model.parameters() if p.dim() == 2]
+    assert len(weights) == 4 * len(model.blocks) + 1
+    for w, y, (dx, dw) in zip(weights, ahead, back, strict=True):
+        assert (y.shape, dx.shape, dw.shape) == ((16, w.shape[0]), (16, w.shape[1]), w.shape)
+    parts["ours, its attention alone"]()
+    assert parts["ours, its launches alone"]() > 0  # a loss
 
 
 def test_an_unknown_part_is_refused_before_anything_runs():

@@ -73,7 +73,7 @@ class Subject:
 
     def place(self, n: int, offset: int = 0):
         """n positions on from `offset`: (n,), or (n, 2) on a square grid with that corner."""
-        offset = min(offset, self.farthest + 1 - n)
+        offset = min(offset, max(0, self.farthest + 1 - n))
         if self.domain == "text":
             return torch.arange(n) + offset
         side = math.ceil(math.sqrt(n))

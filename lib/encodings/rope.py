@@ -19,6 +19,8 @@ done to these, θ_k = base^(−2k/r), and the others pass by. (p-RoPE, "proporti
 scalings, keeps the exponents −2k/d and stops the slow pairs.)
 """
 
+import functools
+
 import torch
 
 from lib.encodings import scaling as scalings
@@ -60,20 +62,22 @@ def table(phase, amplitude, dtype, layout: str):
     return torch.complex(cos, sin) if _by_complex_numbers(layout) else (cos, sin)
 
 
-def table_of_a_run(first, n: int, theta, amplitude: float, dtype, layout: str, step: int = 64):
-    """As `table` of the phases p·θ, for the n positions p = first, first + 1, …
+def table_of_a_run(positions, phase, amplitude: float, dtype, layout: str, step: int = 64):
+    """As `table` of phase(positions), for positions (T,) p₀, p₀ + 1, … and a phase linear in them.
 
-    e^{i(a+b)θ} = e^{iaθ} · e^{ibθ}, with a in steps and b within one: sines are asked for n/step +
-    step positions, and the rest is a product in float64.
+    e^{i(a+b)θ} = e^{iaθ} · e^{ibθ}, with a in steps and b within one: sines are asked for T/step +
+    step positions, and the rest is a product in float64. Both kinds of sines are made together:
+    here an operation costs more than its numbers.
     """
-    a = torch.arange(0, n, step, dtype=torch.float64, device=theta.device)
-    a = (first + a)[:, None] * theta
-    b = torch.arange(step, dtype=torch.float64, device=theta.device)[:, None] * theta
-    coarse = torch.polar(torch.full_like(a, amplitude), a)  # (n/step, d/2)
-    fine = torch.polar(torch.ones_like(b), b)  # (step, d/2)
+    a, b = positions[::step], positions[:step] - positions[0]
+    marks = phase(torch.cat([a, b]))  # (T/step + step, d/2)
+    coarse, fine = torch.complex(marks.cos(), marks.sin()).split([len(a), len(b)])
+    if amplitude != 1.0:
+        coarse = amplitude * coarse
     wide = torch.promote_types(dtype, torch.float32)
-    z = (coarse[:, None] * fine).flatten(0, 1)[:n].to(wide.to_complex())
-    return z if _by_complex_numbers(layout) else (z.real, z.imag)
+    z = (coarse[:, None] * fine).flatten(0, 1)[: len(positions)].to(wide.to_complex())
+    # Views with gaps between the numbers would more than double the time of the turn.
+    return z if _by_complex_numbers(layout) else (z.real.contiguous(), z.imag.contiguous())
 
 
 def turn_by(x, by, layout: str):
@@ -233,8 +237,8 @@ class RoPE(Encoding):
         linear = self.scaling is None or self.scaling.linear_in_positions
         one_length = not isinstance(length, torch.Tensor) or length.dim() == 0  # for all rows
         if linear and one_length and _is_a_long_run(positions):
-            theta = self.phase(positions.new_ones(1), length)[0]
-            return table_of_a_run(positions[0], len(positions), theta, m, dtype, self.layout)
+            phase = functools.partial(self.phase, length=length)
+            return table_of_a_run(positions, phase, m, dtype, self.layout)
         return table(self.phase(positions, length), m, dtype, self.layout)
 
     def phase(self, positions, length=None):
@@ -281,7 +285,11 @@ def _is_a_long_run(positions) -> bool:
     """Whether it pays on this device to make the table in steps: p, p + 1, … and many of them."""
     if positions.dim() > 1 or len(positions) < LONG or positions.device.type != "cpu":
         return False  # a GPU would have to be waited for
-    return not torch.compiler.is_compiling() and bool((positions.double().diff() == 1).all())
+    if torch.compiler.is_compiling():
+        return False
+    exact = torch.float64 if positions.is_floating_point() else torch.int64
+    p = positions.to(exact)
+    return torch.equal(p, p[0] + torch.arange(len(p), dtype=exact))
 
 
 def _length(positions):

@@ -11,7 +11,8 @@ within a round of such turns; see `lib.bench`, which also says how memory is cou
     …, written out          the same with attention by the formula: H·T² weights in memory
     growth                  one sequence through the model, longer and longer
     attention, …            one layer's attention alone at 4096 tokens, and with a mask tensor
-    rotation                q and k turned, against a copy and two libraries
+    rotation                q and k turned, from positions and from a table made before, against a
+                            copy and two libraries
     decoding                tokens generated one by one, against the tokens in the cache
     overfit                 losses after several passes over little text, for ALI-11
 
