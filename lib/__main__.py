@@ -89,7 +89,7 @@ def _run(options):
 def _draw(options):
     from lib import reproduce
 
-    reproduce.draw(options.profile)
+    reproduce.redraw(options.profile)
 
 
 def _accept(options):

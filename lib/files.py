@@ -102,15 +102,15 @@ def _digest(value: dict[str, Any]) -> str:
 def enlist(*results: str | os.PathLike[str]) -> None:
     """Write the SHA-256 of finished files, all of one folder, into SHA256SUMS there."""
     folder = Path(results[0]).parent
-    listed = _listed(folder) | {Path(path).name: sha256(path) for path in results}
-    lines = [f"{digest}  {name}\n" for name, digest in sorted(listed.items())]
+    sums = listed(folder) | {Path(path).name: sha256(path) for path in results}
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     write_text("".join(lines), folder / SUMS)
 
 
 def verified(path: str | os.PathLike[str]) -> Path:
     """The path, when the file is what SHA256SUMS beside it says; ValueError when it is not."""
     path = Path(path)
-    if _listed(path.parent).get(path.name) != sha256(path):
+    if listed(path.parent).get(path.name) != sha256(path):
         raise ValueError(
             f"{path.name} is not what {path.parent / SUMS} says: it was cut or edited. Restore it "
             f"(a committed one by `git checkout`), or make it anew."
@@ -118,7 +118,7 @@ def verified(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _listed(folder: Path) -> dict[str, str]:
+def listed(folder: Path) -> dict[str, str]:
     """Name → SHA-256 of the files listed in a folder."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()

@@ -10,6 +10,8 @@ the content of a token does not tell how fine the grid is, and its position alon
 """
 
 import gzip
+import hashlib
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,13 @@ import torch
 import torch.nn.functional as F
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
+SHA256 = {  # of what the files of Fashion-MNIST unpack to, and of the digits' numbers
+    "train-images-idx3": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    "digits": "f6d9e39f37dc45d327f6db33428ee58970ccceabb2535a5c179de35886b70443",
+}
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,15 @@ class Pictures:
 
 def digits() -> Pictures:
     """The digits of scikit-learn. The last quarter is the test part: pictures of one writer follow
-    each other, so that most of its writers are not in training."""
+    each other, so that most of its writers are not in training.
+
+    Raises ValueError where scikit-learn's are not the known ones.
+    """
     from sklearn.datasets import load_digits
 
     found = load_digits()
+    raw = found.images.astype("<f8").tobytes() + found.target.astype("<i8").tobytes()
+    _check("digits", raw, "scikit-learn's digits", "reinstall scikit-learn")
     cut = len(found.images) * 3 // 4
     return _pictures(found.images, found.target, cut)
 
@@ -53,11 +67,11 @@ def digits() -> Pictures:
 def fashion_mnist(folder: Path = FASHION) -> Pictures:
     """Fashion-MNIST in its own two parts.
 
-    Raises ValueError where its files are not.
+    Raises ValueError where its files are not, or are damaged.
     """
     try:
         parts = [
-            _idx(folder / f"{part}-{what}-ubyte.gz")
+            _idx(folder, f"{part}-{what}")
             for what in ("images-idx3", "labels-idx1")
             for part in ("train", "t10k")
         ]
@@ -72,10 +86,20 @@ def fashion_mnist(folder: Path = FASHION) -> Pictures:
 SETS = {"digits": digits, "fashion_mnist": fashion_mnist}
 
 
-def _idx(path: Path) -> np.ndarray:
+def _check(name: str, raw: bytes, what: str, mend: str) -> None:
+    if hashlib.sha256(raw).hexdigest() != SHA256[name]:
+        raise ValueError(f"{what} are not the known ones: {mend}.")
+
+
+def _idx(folder: Path, name: str) -> np.ndarray:
     """The array in a file of the idx format: 0, 0, 8 (bytes), the number of axes, their sizes (four
     bytes each, the highest first), the bytes."""
-    raw = gzip.decompress(path.read_bytes())
+    path, mend = folder / f"{name}-ubyte.gz", "reinstall Debian's package dataset-fashion-mnist"
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raw = b""
+    _check(name, raw, f"The pictures of {path.name}", mend)
     axes = raw[3]
     shape = np.frombuffer(raw, ">u4", axes, offset=4)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)

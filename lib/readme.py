@@ -81,7 +81,7 @@ def findings() -> str:
 
 def verdicts() -> str:
     """How many claims of the survey texts hold, in the reference."""
-    table = pd.read_csv(paths.REFERENCE / "claims.csv")
+    table = pd.read_csv(files.verified(paths.REFERENCE / "claims.csv"))
     counts = table["verdict"].value_counts()
     names = [word for word in WORDS if word in counts]
     head = "| " + " | ".join(name.replace("_", " ") for name in names) + " |"
@@ -94,7 +94,10 @@ def costs() -> str:
     rows = ["| study | quick | default | full | the reference took |", "|---|---|---|---|---|"]
     for name in studies.STUDIES:
         cost, path = studies.study(name).COST, paths.REFERENCE / f"{name}_provenance.json"
-        took = f"{json.loads(path.read_text())['seconds']:,.0f}" if path.exists() else "–"
+        took = "–"
+        if path.exists():
+            source = json.loads(files.verified(path).read_text(encoding="utf-8"))
+            took = f"{source['seconds']:,.0f}"
         rows.append(
             f"| {name} | {cost['quick']:,} | {cost['default']:,} | {cost['full']:,} | {took} |"
         )

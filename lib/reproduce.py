@@ -14,8 +14,9 @@ import time
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import torch
 
-from lib import claims, corpus, drift, figures, files, notebooks, paths, readme, runs, studies
+from lib import claims, drift, figures, files, notebooks, paths, readme, runs, studies, texts
 
 
 def run(profile: str, study: str | None = None) -> None:
@@ -25,11 +26,13 @@ def run(profile: str, study: str | None = None) -> None:
     under way.
     """
     place = paths.results(profile)
-    if profile not in paths.PROFILES:
+    if profile not in (*paths.PROFILES, paths.GPU):
         raise ValueError("The reference is what `make accept` promotes: choose another profile.")
     if study is not None and study not in studies.of(profile):
         known = ", ".join(studies.of(profile))
         raise ValueError(f"The profile {profile} has no study {study!r}; choose one of: {known}.")
+    if profile == paths.GPU and not torch.cuda.is_available():
+        raise ValueError("The profile gpu needs an NVIDIA GPU that torch can use: there is none.")
     began = time.monotonic()
     with _alone(place):
         if study is not None:
@@ -39,8 +42,10 @@ def run(profile: str, study: str | None = None) -> None:
         for name in studies.of(profile):
             run_study(name, profile)
         draw(profile)
-        files.write_csv(claims.decide(profile), place / "claims.csv")
-        notebooks.execute(profile)
+        if profile in paths.PROFILES:
+            files.write_csv(claims.decide(profile), place / "claims.csv")
+            files.enlist(place / "claims.csv")
+            notebooks.execute(profile)
     print(f"{profile}: done in {(time.monotonic() - began) / 60:.1f} min; see {_relative(place)}/")
     if profile == "default":
         print("\n".join(compare()))
@@ -69,25 +74,42 @@ def write(name: str, profile: str, outcomes: list[runs.Outcome], place) -> float
         study=name,
         config_hash=hashlib.sha256(asked.encode()).hexdigest(),
         seeds={t.seed for t in trained} | {s["seed"] for s in settings if "seed" in s},
-        data_hash=corpus.load().hash,
+        data_hash=_data_hash({t.text for t in trained}),
         seconds=seconds,
     )
-    files.write_csv(studies.study(name).collect(outcomes), place / f"{name}.csv")
-    files.write_csv(runs.timings(outcomes), place / f"{name}_timings.csv")
-    files.write_json(source, place / f"{name}_provenance.json")
+    results, timings, origin = (
+        place / f"{name}{end}" for end in (".csv", "_timings.csv", "_provenance.json")
+    )
+    files.write_csv(studies.study(name).collect(outcomes), results)
+    files.write_csv(runs.timings(outcomes), timings)
+    files.write_json(source, origin)
+    files.enlist(results, timings, origin)
     return seconds
+
+
+def _data_hash(names: set[str]) -> str:
+    """The hash of the text that was learned from, or of the hashes of several."""
+    hashes = [texts.load(name).hash for name in sorted(names or {texts.MESSAGES})]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _trainings(profile: str, before: str):
     """The trainings of the studies before one: it uses their models and does not pay for them."""
-    for name in studies.STUDIES[: studies.STUDIES.index(before)]:
+    names = studies.of(profile)
+    for name in names[: names.index(before)]:
         yield from (job.training for job in studies.study(name).jobs(profile) if job.training)
+
+
+def redraw(profile: str) -> None:
+    """`draw`, while no build of the profile is under way (ValueError)."""
+    with _alone(paths.results(profile)):
+        draw(profile)
 
 
 def draw(profile: str) -> None:
     """Draw every figure and write every table from the results of a profile.
 
-    Raises ValueError when the profile has not been run.
+    Raises ValueError when the profile has not been run, or its results are damaged.
     """
     for name in studies.of(profile):
         draw_study(name, profile)
@@ -96,9 +118,11 @@ def draw(profile: str) -> None:
 def draw_study(name: str, profile: str) -> None:
     """Draw the figures and write the tables of one study from the results of a profile."""
     study, results, place = studies.study(name), studies.read(name, profile), paths.results(profile)
-    source = json.loads((place / f"{name}_provenance.json").read_text(encoding="utf-8"))
+    origin = files.verified(place / f"{name}_provenance.json")
+    source = json.loads(origin.read_text(encoding="utf-8"))
     for table, make in study.TABLES.items():
         files.write_csv(make(results), place / f"{table}.csv")
+        files.enlist(place / f"{table}.csv")
     for figure, (frame, picture) in study.FIGURES.items():
         numbers = frame(results)
         drawn = picture(numbers)
@@ -111,7 +135,9 @@ def compare() -> list[str]:
     if not (paths.REFERENCE / "claims.csv").exists():
         return ["There is no reference yet: `make accept` makes this build the reference."]
     verdicts = [
-        pd.read_csv(paths.results(profile) / "claims.csv").set_index("id")["verdict"].to_dict()
+        pd.read_csv(files.verified(paths.results(profile) / "claims.csv"))
+        .set_index("id")["verdict"]
+        .to_dict()
         for profile in ("default", "reference")
     ]
     return drift.report(studies.frames("default"), studies.frames("reference"), *verdicts)
@@ -120,15 +146,16 @@ def compare() -> list[str]:
 def accept() -> None:
     """Promote build/default: its results become the reference, and the notebooks show them.
 
-    Raises ValueError when there is no finished build.
+    Raises ValueError when there is no finished build, or one is under way, or a result is damaged.
     """
     built = paths.results("default")
     if not (built / "claims.csv").exists():
         raise ValueError("There is no finished build to accept: run `make reproduce` first.")
-    with _kept_on_failure(paths.REFERENCE):
-        for path in sorted([*built.glob("*.csv"), *built.glob("*.json")]):
-            with files.atomic(paths.REFERENCE / path.name) as temporary:
-                shutil.copyfile(path, temporary)
+    with _alone(built), _kept_on_failure(paths.REFERENCE):
+        for name in files.listed(built):  # not what an older version may have left there
+            with files.atomic(paths.REFERENCE / name) as temporary:
+                shutil.copyfile(files.verified(built / name), temporary)
+            files.enlist(paths.REFERENCE / name)
         notebooks.refresh()
     readme.write()
     print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
@@ -165,7 +192,7 @@ def accept_full() -> None:
 def _alone(place):
     """One build of a profile at a time: the lock goes with the process, however it ends."""
     place.mkdir(parents=True, exist_ok=True)
-    with open(place / ".lock", "w") as lock:
+    with open(place / ".lock", "w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

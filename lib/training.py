@@ -197,12 +197,12 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Weights, the optimizer's moments and the losses, in one safetensors file."""
+        import safetensors.torch  # not above: training itself needs torch and numpy alone
+
         tensors = {f"weights.{n}": p.detach() for n, p in self.decoder.named_parameters()}
         for name, state in self._moments().items():
             tensors |= {f"optimizer.{name}.{what}": value for what, value in state.items()}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        import safetensors.torch  # not above: training itself needs torch and numpy alone
-
         seal = {"sha256": digest(tensors)}
         with files.atomic(path) as temporary:
             safetensors.torch.save_file(tensors, temporary, seal)

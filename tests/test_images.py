@@ -1,6 +1,7 @@
 """Pictures and their tokens, against scipy's interpolation and torch's."""
 
 import gzip
+import hashlib
 
 import numpy as np
 import pytest
@@ -84,24 +85,37 @@ def test_a_canvas_is_empty_around_the_picture():
 
 
 def write_idx(path, array):
+    """Write a file of the idx format; the SHA-256 of what it unpacks to."""
     header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
     path.write_bytes(gzip.compress(header + array.tobytes()))
+    return hashlib.sha256(header + array.tobytes()).hexdigest()
 
 
-def test_fashion_is_read_where_it_is(tmp_path):
+def test_fashion_is_read_where_it_is(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     parts = {"train": 7, "t10k": 3}
     pictures = {p: random.integers(0, 256, (n, 28, 28), np.uint8) for p, n in parts.items()}
     labels = {p: random.integers(0, 10, n).astype(np.uint8) for p, n in parts.items()}
     refuses(lambda: images.fashion_mnist(tmp_path), "dataset-fashion-mnist")
     for p in parts:
-        write_idx(tmp_path / f"{p}-images-idx3-ubyte.gz", pictures[p])
-        write_idx(tmp_path / f"{p}-labels-idx1-ubyte.gz", labels[p])
+        for what, array in {"images-idx3": pictures[p], "labels-idx1": labels[p]}.items():
+            digest = write_idx(tmp_path / f"{p}-{what}-ubyte.gz", array)
+            monkeypatch.setitem(images.SHA256, f"{p}-{what}", digest)
     found = images.fashion_mnist(tmp_path)
     assert found.train.shape == (7, 28, 28) and found.test_labels.tolist() == list(labels["t10k"])
     train = pictures["train"].astype(np.float64)
     expected = (pictures["t10k"] - train.mean()) / train.std(ddof=1)
     np.testing.assert_allclose(found.test.numpy(), expected, atol=1e-5)
+    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
+    raw = path.read_bytes()
+    for damaged in (gzip.compress(b"other"), raw[:-9], b""):
+        path.write_bytes(damaged)
+        refuses(lambda: images.fashion_mnist(tmp_path), path.name, "reinstall")
+
+
+def test_other_digits_are_refused(monkeypatch):
+    monkeypatch.setitem(images.SHA256, "digits", "0" * 64)
+    refuses(images.digits, "scikit-learn")
 
 
 @pytest.mark.skipif(not images.FASHION.exists(), reason="Fashion-MNIST is not on this machine")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lib import __main__ as cli
-from lib import notebooks, paths, readme, reproduce, runs, studies
+from lib import files, notebooks, paths, readme, reproduce, runs, studies
 from lib.studies import examples
 
 
@@ -101,6 +101,7 @@ def test_a_value_altered_by_hand_is_named(folders):
     row &= (table["length"] == 256) & (table["train_length"] == 64)
     table.loc[row, "perplexity"] += 10
     table.to_csv(path, index=False)
+    files.enlist(path)
     lines = [line for line in reproduce.compare() if line.startswith("extrapolation:")]
     assert len(lines) == 1 and "alibi" in lines[0] and "256" in lines[0]
 
@@ -110,6 +111,7 @@ def test_a_verdict_altered_by_hand_is_named(folders):
     table = pd.read_csv(path)
     table.loc[table["id"] == "ALI-5", "verdict"] = "refuted"
     table.to_csv(path, index=False)
+    files.enlist(path)
     assert any("ALI-5" in line and "refuted → holds" in line for line in reproduce.compare())
 
 
@@ -124,6 +126,7 @@ def test_accepting_promotes_the_build(folders, monkeypatch):
     monkeypatch.setattr(readme, "write", lambda: None)
     built = paths.results("default") / "claims.csv"
     built.write_text(built.read_text().replace("ALI-5", "ALI-X"))
+    files.enlist(built)
     reproduce.accept()
     assert (paths.REFERENCE / "claims.csv").read_text() == built.read_text()
 
@@ -134,7 +137,9 @@ def test_a_failing_notebook_leaves_the_reference_as_it_was(folders, monkeypatch)
 
     monkeypatch.setattr(notebooks, "refresh", fail)
     before = everything(paths.REFERENCE)
-    (paths.results("default") / "claims.csv").write_text("id,verdict\n")
+    built = paths.results("default") / "claims.csv"
+    built.write_text("id,verdict\n")
+    files.enlist(built)
     with pytest.raises(RuntimeError, match="a notebook failed"):
         reproduce.accept()
     assert everything(paths.REFERENCE) == before

@@ -10,7 +10,7 @@ import importlib
 
 import pandas as pd
 
-from lib import paths
+from lib import files, paths
 
 # A study may use models of those before it.
 STUDIES = (
@@ -26,6 +26,8 @@ STUDIES = (
     "vision",
     "cost",
 )
+# The studies of the profile gpu, which has no others.
+GPU = ("wikitext",)
 
 
 def study(name: str):
@@ -39,6 +41,8 @@ def of(profile: str) -> list[str]:
     Raises ValueError for a profile that does not exist.
     """
     paths.results(profile)
+    if profile == paths.GPU:
+        return list(GPU)
     committed = {"reference": "default", "reference of full": "full"}
     return [name for name in STUDIES if study(name).jobs(committed.get(profile, profile))]
 
@@ -51,13 +55,13 @@ def alone(name: str) -> bool:
 def read(name: str, profile: str = "reference") -> pd.DataFrame:
     """The results of a study, one row a measurement.
 
-    Raises ValueError when the profile has not been run here.
+    Raises ValueError when the profile has not been run here, or its results are damaged.
     """
     path = paths.results(profile) / f"{name}.csv"
     if not path.exists():
         command = {"default": "reproduce"}.get(profile, profile)
         raise ValueError(f"The profile {profile!r} has no {path.name} yet: run `make {command}`.")
-    return pd.read_csv(path)
+    return pd.read_csv(files.verified(path))
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
