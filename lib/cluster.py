@@ -29,7 +29,8 @@ from lib import files, paths
 
 ATTEMPTS = 3  # of a job whose machine is lost again and again before it has written anything more
 POLL = 0.5  # seconds between two looks at what a task has written
-OWN = ("runs", "measured", "tasks")  # of the store, what jobs write; the rest is the machine's own
+OWN = ("runs", "measured", "tasks")  # what jobs write into the store
+TEXTS = ("corpus", "wikitext")  # what each machine prepares for itself
 OBJECT_STORE = 2**28  # bytes of shared memory of a local cluster: what goes through it is small
 # What a job does not need of the repository.
 LEFT_OUT = [".git", ".venv", "build", "data/cache", "figures", "notebooks", "tests"]
@@ -205,10 +206,9 @@ def _work(job, mine: dict[str, bytes], do: Callable, versions: tuple):
     base, store = paths.CACHE, Path(tempfile.mkdtemp(prefix="positional-encodings-"))
     try:
         _write(mine, store)
-        (base / "corpus").mkdir(parents=True, exist_ok=True)
-        for path in base.iterdir():
-            if path.name not in OWN:
-                (store / path.name).symlink_to(path)
+        for name in TEXTS:
+            (base / name).mkdir(parents=True, exist_ok=True)
+            (store / name).symlink_to(base / name)
         paths.CACHE = store
         yield from _messages(job, do, store)
     finally:
