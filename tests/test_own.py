@@ -125,7 +125,7 @@ def test_the_full_profile_trains_the_examples_at_the_same_budget():
     for j in theirs:
         (twin,) = [r for r in rope if r.training.seed == j.training.seed]
         assert j.training.tokens == twin.training.tokens and j.settings == twin.settings
-        assert j.file == str(examples.file(j.training.encoding))
+        assert paths.ROOT / j.file == examples.file(j.training.encoding)
     assert not set(examples.NAMES) & set(ENCODINGS)  # the list of jobs needs none of them
 
 
