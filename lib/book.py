@@ -23,7 +23,8 @@ PAGES = paths.BUILD / "book"
 # The README is the first page; the notebooks follow by number.
 CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
 
-MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+# Not of a picture, nor around one.
+MARKDOWN_LINK = re.compile(r"(?<!!)\[(?!!)([^\]]*)\]\(([^)\s]+)\)")
 HTML_LINK = re.compile(r'(?<=href=")([\w.-]+)\.ipynb(?:#cell-id=([\w-]+))?(?=")')
 CELL = re.compile(r"(?:([\w./-]+)\.ipynb)?#cell-id=([\w-]+)")  # as JupyterLab writes it
 
@@ -71,7 +72,7 @@ def _sphinx(work):
 def prepare(app, name, content):
     """Sphinx's `source-read` hook: content[0], the text of page `name`, made ready to parse."""
     if name == app.config.root_doc:
-        content[0] = _to_cells(_without_folders(content[0], paths.ROOT)) + CONTENTS
+        content[0] = _links(content[0], paths.ROOT) + CONTENTS
     else:
         content[0] = notebook_text(content[0])
 
@@ -86,7 +87,7 @@ def notebook_text(text):
         cells += [nbformat.v4.new_markdown_cell(anchor), cell]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = _to_cells(_without_folders(cell.source, paths.NOTEBOOKS))
+            cell.source = _links(cell.source, paths.NOTEBOOKS)
         for output in cell.get("outputs", []):
             if html := output.get("data", {}).get("text/html"):
                 output.data["text/html"] = HTML_LINK.sub(_page, html)
@@ -94,25 +95,25 @@ def notebook_text(text):
     return nbformat.writes(notebook)
 
 
-def _without_folders(text, base):
-    """A page can hold a file of the repository but no folder: such a link becomes its words."""
+def _links(text, base):
+    """Markdown links from a text in folder `base`, where MyST does not know what they lead to.
 
-    def plain(match):
+    It knows pages and headings. A link to a cell, or to another file, becomes one of HTML, which
+    MyST leaves alone; a link to a folder, which pages have not, becomes its words.
+    """
+
+    def link(match):
         words, target = match.groups()
-        return words if (base / target).is_dir() else match.group()
+        if cell := CELL.fullmatch(target):
+            return f'<a href="{_page(cell)}">{words}</a>'
+        path = base / target
+        if path.is_dir():
+            return words
+        if path.is_file() and path.resolve().parent != paths.NOTEBOOKS:
+            return f'<a href="{target}">{words}</a>'
+        return match.group()
 
-    return MARKDOWN_LINK.sub(plain, text)
-
-
-def _to_cells(text):
-    """Markdown links into cells as HTML ones, which MyST leaves alone; it knows headings only."""
-
-    def anchor(match):
-        words, target = match.groups()
-        cell = CELL.fullmatch(target)
-        return f'<a href="{_page(cell)}">{words}</a>' if cell else match.group()
-
-    return MARKDOWN_LINK.sub(anchor, text)
+    return MARKDOWN_LINK.sub(link, text)
 
 
 def _page(match):

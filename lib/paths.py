@@ -17,6 +17,7 @@ NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build"  # what this machine made, one folder a profile; ignored by git
 
 PROFILES = ("quick", "default", "full")
+GPU = "gpu"  # a profile of its own: other studies, no claims, no notebooks
 
 
 def results(profile: str) -> Path:
@@ -29,7 +30,7 @@ def results(profile: str) -> Path:
         return REFERENCE
     if profile == "reference of full":
         return REFERENCE / "full"
-    if profile in PROFILES:
+    if profile in (*PROFILES, GPU):
         return BUILD / profile
-    known = ", ".join(("reference", *PROFILES))
+    known = ", ".join(("reference", *PROFILES, GPU))
     raise ValueError(f"There is no profile {profile!r}; choose one of: {known}.")

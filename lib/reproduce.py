@@ -14,8 +14,9 @@ import time
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import torch
 
-from lib import claims, corpus, drift, figures, files, notebooks, paths, readme, runs, studies
+from lib import claims, drift, figures, files, notebooks, paths, readme, runs, studies, texts
 
 
 def run(profile: str, study: str | None = None) -> None:
@@ -25,11 +26,13 @@ def run(profile: str, study: str | None = None) -> None:
     under way.
     """
     place = paths.results(profile)
-    if profile not in paths.PROFILES:
+    if profile not in (*paths.PROFILES, paths.GPU):
         raise ValueError("The reference is what `make accept` promotes: choose another profile.")
     if study is not None and study not in studies.of(profile):
         known = ", ".join(studies.of(profile))
         raise ValueError(f"The profile {profile} has no study {study!r}; choose one of: {known}.")
+    if profile == paths.GPU and not torch.cuda.is_available():
+        raise ValueError("The profile gpu needs an NVIDIA GPU that torch can use: there is none.")
     began = time.monotonic()
     with _alone(place):
         if study is not None:
@@ -39,9 +42,10 @@ def run(profile: str, study: str | None = None) -> None:
         for name in studies.of(profile):
             run_study(name, profile)
         draw(profile)
-        files.write_csv(claims.decide(profile), place / "claims.csv")
-        files.enlist(place / "claims.csv")
-        notebooks.execute(profile)
+        if profile in paths.PROFILES:
+            files.write_csv(claims.decide(profile), place / "claims.csv")
+            files.enlist(place / "claims.csv")
+            notebooks.execute(profile)
     print(f"{profile}: done in {(time.monotonic() - began) / 60:.1f} min; see {_relative(place)}/")
     if profile == "default":
         print("\n".join(compare()))
@@ -70,7 +74,7 @@ def write(name: str, profile: str, outcomes: list[runs.Outcome], place) -> float
         study=name,
         config_hash=hashlib.sha256(asked.encode()).hexdigest(),
         seeds={t.seed for t in trained} | {s["seed"] for s in settings if "seed" in s},
-        data_hash=corpus.load().hash,
+        data_hash=_data_hash({t.text for t in trained}),
         seconds=seconds,
     )
     results, timings, origin = (
@@ -83,9 +87,16 @@ def write(name: str, profile: str, outcomes: list[runs.Outcome], place) -> float
     return seconds
 
 
+def _data_hash(names: set[str]) -> str:
+    """The hash of the text that was learned from, or of the hashes of several."""
+    hashes = [texts.load(name).hash for name in sorted(names or {texts.MESSAGES})]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
 def _trainings(profile: str, before: str):
     """The trainings of the studies before one: it uses their models and does not pay for them."""
-    for name in studies.STUDIES[: studies.STUDIES.index(before)]:
+    names = studies.of(profile)
+    for name in names[: names.index(before)]:
         yield from (job.training for job in studies.study(name).jobs(profile) if job.training)
 
 

@@ -41,8 +41,9 @@ import safetensors.torch
 import torch
 from tqdm import tqdm
 
-from lib import cluster, files, paths, texts
+from lib import cluster, files, parallel, paths, texts
 from lib.training import (
+    Training,
     TrainingConfig,
     fingerprint,
     read_tensors,
@@ -280,20 +281,23 @@ def _trained(job: Job) -> tuple[dict, str]:
     documents, vocabulary = text.documents("train"), text.vocabulary_size
     try:
         record = _finished(training, text.hash)
-        differs = same_fingerprint(
-            record["losses"], fingerprint(training, documents, vocabulary)
-        )
+        differs = None
+        if not job.gpus:  # a GPU adds in an order of chance: its losses are not those of before
+            differs = same_fingerprint(
+                record["losses"], fingerprint(training, documents, vocabulary)
+            )
         if differs is not None:
             raise _Unusable(f"step {differs} no longer gives the loss on record")
         _report(training.tokens)
-        return record, "used again: configuration, data and fingerprint agree"
+        agree = "configuration and data" if job.gpus else "configuration, data and fingerprint"
+        return record, f"used again: {agree} agree"
     except _Unusable as reason:
         why = str(reason)
     checkpoint = place / "checkpoint.safetensors"
     resumed = None
     if checkpoint.exists():
         try:
-            resumed = _checkpoint_step(training, text.hash, documents, vocabulary)
+            resumed = _checkpoint_step(job, text.hash, documents, vocabulary)
             why = f"resumed at step {resumed}: {why}"
         except _Unusable as reason:
             why = f"{why}, and {reason}"
@@ -301,7 +305,8 @@ def _trained(job: Job) -> tuple[dict, str]:
         checkpoint.unlink(missing_ok=True)
         files.write_sealed({"data": text.hash}, place / "started.json")
     began = time.perf_counter()
-    finished = train(training, documents, vocabulary, checkpoint, _report)
+    kind = parallel.Parallel if job.gpus else Training
+    finished = train(training, documents, vocabulary, checkpoint, _report, kind)
     weights = {name: p.detach() for name, p in finished.decoder.named_parameters()}
     with files.atomic(place / "model.safetensors") as temporary:
         safetensors.torch.save_file(weights, temporary)
@@ -353,13 +358,13 @@ def _finished(training: TrainingConfig, data_hash: str) -> dict:
     return record
 
 
-def _checkpoint_step(training, data_hash, documents, vocabulary) -> int:
+def _checkpoint_step(job, data_hash, documents, vocabulary) -> int:
     """The step that the checkpoint of this run stands at; _Unusable if it may not be gone on from.
 
     Here, its file and that of what it was started with are whole, and its losses are those of this
     machine.
     """
-    place = folder(training)
+    training, place = job.training, folder(job.training)
     try:
         started = files.read_sealed(place / "started.json")
         losses = read_tensors(place / "checkpoint.safetensors", sealed=True)["losses"].tolist()
@@ -370,6 +375,8 @@ def _checkpoint_step(training, data_hash, documents, vocabulary) -> int:
         raise _Unusable("its checkpoint is damaged")
     if started["data"] != data_hash:
         raise _Unusable("its checkpoint is of other data")
+    if job.gpus:
+        return len(losses)
     if same_fingerprint(losses, fingerprint(training, documents, vocabulary)) is not None:
         raise _Unusable("its checkpoint no longer gives the losses on record")
     return len(losses)

@@ -21,9 +21,12 @@ def as_page(*cells):
         ("[a *b*](05_rope.ipynb#cell-id=rope-eq1)", '<a href="05_rope.html#rope-eq1">a *b*</a>'),
         ("[here](#cell-id=rope-eq1)", '<a href="#rope-eq1">here</a>'),
         ("[encodings](../lib/encodings)", "encodings"),
+        ("[`a`](../data/claims.toml)", '<a href="../data/claims.toml">`a`</a>'),
         # MyST resolves these, or says that it cannot.
-        ("[05](05_rope.ipynb)", "[05](05_rope.ipynb)"),
-        ("[claims](../data/claims.toml)", "[claims](../data/claims.toml)"),
+        ("[05](05_rope.ipynb)",) * 2,
+        ("[05](../notebooks/05_rope.ipynb)",) * 2,
+        ("[nothing](../data/nothing.toml)",) * 2,
+        ("![a figure](../figures/vision.png)",) * 2,
         ("[a paper](https://arxiv.org/abs/2104.09864)",) * 2,
     ],
 )

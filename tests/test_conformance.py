@@ -71,12 +71,11 @@ GROWN = {"log_length": 4, "temperature": {"attn_scale": 0.5, "floor_scale": 3}}
 ANY_WIDTH = "any_head_width_works_or_is_refused"
 SCALED = "wavelengths_are_geometric"
 CHOSEN = [  # name, options, traits, properties that are not claimed
-    ("rope", {"scaling": {"rope_type": "default", **HALF}, "rotated_at": "last"}, {}, [ANY_WIDTH]),
     ("mrope", {"scaling": HALF, "layout": "half_split"}, {}, [ANY_WIDTH]),
     ("rope", {"scaling": {"rope_type": "proportional", **HALF}, "layout": "half_split"}, {},
      [SCALED]),
-    ("rope", {"scaling": YARN | HALF, "scale_logits": True}, {"keeps_lengths": False},
-     [ANY_WIDTH, SCALED]),
+    ("rope", {"scaling": YARN | HALF, "scale_logits": True, "rotated_at": "last"},
+     {"keeps_lengths": False}, [ANY_WIDTH, SCALED]),
     ("nope", GROWN, {"relative": False, "keeps_lengths": False}, []),
 ]  # fmt: skip
 

@@ -26,6 +26,8 @@ STUDIES = (
     "vision",
     "cost",
 )
+# The studies of the profile gpu, which has no others.
+GPU = ("wikitext",)
 
 
 def study(name: str):
@@ -39,6 +41,8 @@ def of(profile: str) -> list[str]:
     Raises ValueError for a profile that does not exist.
     """
     paths.results(profile)
+    if profile == paths.GPU:
+        return list(GPU)
     committed = {"reference": "default", "reference of full": "full"}
     return [name for name in STUDIES if study(name).jobs(committed.get(profile, profile))]
 
