@@ -11,13 +11,13 @@ head. `read` makes one description of all of it, in the terms of `lib.encodings.
         rope = build(kind.encoding, **kind.sizes, **kind.options)
 
 Keys that have nothing to do with positions are passed over. A key that looks as if it had (its name
-holds rope, rotary, theta, position and the like, or is one letter away from a known one) and is not
-understood is an error that names it; so is a value that makes no sense, and two keys that disagree.
+holds rope, rotary, theta, position and the like, or is nearly a known one) and is not understood is
+an error that names it; so is a value that makes no sense, and two keys that disagree.
 A key whose value is null or false counts as missing. A model's `vision_config` and the like are
 other models and are not read.
 
 Nothing here imports torch: a command that asks for a setting answers at once. What is checked here
-`build` checks as well, and a test holds the two to the same verdicts. The rules follow Transformers
+`build` checks as well, and a test builds whatever is read. The rules follow Transformers
 5.24.0 (`modeling_rope_utils` and the configuration classes), from which DEFAULTS is taken too.
 """
 
