@@ -222,6 +222,8 @@ def _messages(job, do: Callable, store: Path):
     def work():
         try:
             end["outcome"] = do(job, done)
+        except SystemExit:  # cancelled, see below
+            pass
         except Exception as error:  # of any kind: it goes to the machine that asked
             end["error"] = error
 
@@ -229,10 +231,10 @@ def _messages(job, do: Callable, store: Path):
     handler = logging.handlers.QueueHandler(lines)
     logging.getLogger().addHandler(handler)
     thread = threading.Thread(target=work, daemon=True)
-    before = _state(store)
+    before, last = _state(store), False
     thread.start()
     try:
-        while thread.is_alive():
+        while not last:
             thread.join(POLL)
             last, now = not thread.is_alive(), _state(store)
             changed = [path for path in now if now[path] != before.get(path)]

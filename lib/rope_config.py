@@ -214,7 +214,7 @@ class Kind:
         found["base"] = self.base
         found["layout"] = "interleaved" if self.interleaved else "half_split"
         if self.scaling:
-            found["scaling"] = _with_a_ramp(dict(self.scaling))
+            found["scaling"] = dict(self.scaling)
         if self.rope_type != "proportional" and self.rotated != self.head:
             found |= {"rotated": self.rotated, "rotated_at": "last" if self.at_end else "first"}
         if self.sections is not None:
@@ -230,14 +230,6 @@ class Kind:
         return [
             length * self.base ** (-2 * k / d) / (2 * math.pi) for k in range(self.rotated // 2)
         ]
-
-
-def _with_a_ramp(scaling: dict) -> dict:
-    """Llama 4 Scout's ramp from 1 turn to 1 is a step; `build` wants some width, the least."""
-    low = scaling.get("low_freq_factor")
-    if low is not None and low == scaling["high_freq_factor"]:
-        scaling["high_freq_factor"] = math.nextafter(low, math.inf)
-    return scaling
 
 
 @dataclass(frozen=True)
