@@ -94,6 +94,7 @@ def markdown() -> str:
         f"Measured here, on one core: {rate / 1e9:.0f} GFLOP/s in the main figure's trainings "
         f"({parameters(small) / 1e6:.1f}M parameters, {small.tokens / 1e6:.1f}M tokens, windows of "
         f"{small.train_length}); with longer windows {rates}.",
+        "",
     ]
     for size in SIZES:
         c, _ = parallel.read(paths.DATA / "large" / f"{size}.toml")
@@ -116,7 +117,7 @@ def markdown() -> str:
     lines += [
         "",
         f"The GPU-hours are no measurement: they assume {100 * SHARE:.0f} % of "
-        f"{PEAK / 1e12:,.0f} TFLOP/s (bfloat16, one H100). The core-years assume that a core does as many operations a second "
-        "on a large model as on a small one.",
+        f"{PEAK / 1e12:,.0f} TFLOP/s (bfloat16, one H100). The core-years assume that a core does "
+        "as many operations a second on a large model as on a small one.",
     ]
     return "\n".join(lines)

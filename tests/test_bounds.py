@@ -33,7 +33,7 @@ def test_operations_are_those_that_torch_counts():
     )
 
 
-@pytest.mark.parametrize("size, millions", zip(bounds.SIZES, (125, 1000), strict=True))
+@pytest.mark.parametrize("size, millions", list(zip(bounds.SIZES, (125, 1000), strict=True)))
 def test_the_files_of_large_models_are_what_they_are_called(size, millions):
     config, how = parallel.read(paths.DATA / "large" / f"{size}.toml")
     assert bounds.parameters(config) == pytest.approx(millions * 1e6, rel=0.02)
