@@ -12,6 +12,7 @@ can run code. Keep them in a network of your own. No pickle is written to the st
 """
 
 import collections
+import ctypes
 import logging
 import logging.handlers
 import os
@@ -28,9 +29,11 @@ from lib import files, paths
 
 ATTEMPTS = 3  # of a job whose machine is lost again and again before it has written anything more
 POLL = 0.5  # seconds between two looks at what a task has written
-OWN = ("runs", "measured", "tasks")  # of the store, what jobs write; the rest is the machine's own
+OWN = ("runs", "measured", "tasks")  # what jobs write into the store
+TEXTS = ("corpus", "wikitext")  # what each machine prepares for itself
 OBJECT_STORE = 2**28  # bytes of shared memory of a local cluster: what goes through it is small
-LEFT_OUT = [".*", "build", "data/cache", "figures", "notebooks", "tests"]  # not needed by a job
+# What a job does not need of the repository.
+LEFT_OUT = [".git", ".venv", "build", "data/cache", "figures", "notebooks", "tests"]
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +122,7 @@ def _connected(environment: dict, cores: int):
         _check_address(address)
         here = {}
         what |= {"working_dir": str(paths.ROOT), "excludes": LEFT_OUT}
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}  # a loss is told below
     # Ray gives a part of itself 15 s to start, which a busy machine may need longer for.
     for last in (False, False, True):
         try:
@@ -175,7 +178,7 @@ def _again_or_raise(ray, error: Exception, job, attempts: list[int], i: int) -> 
         cause = error.cause
         if isinstance(cause, ValueError):  # such as a job whose file that machine lacks
             raise cause from None
-        why = f"{type(cause).__name__}: {cause}"
+        why = f"{type(cause).__name__}: {cause}".partition("\n")[0]  # without its traceback
         raise RuntimeError(f"Ray could not do {job.name}: {why}") from None
     if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
         raise RuntimeError(f"Ray could not prepare a machine: {error}") from None
@@ -203,17 +206,11 @@ def _work(job, mine: dict[str, bytes], do: Callable, versions: tuple):
     base, store = paths.CACHE, Path(tempfile.mkdtemp(prefix="positional-encodings-"))
     try:
         _write(mine, store)
-        (base / "corpus").mkdir(parents=True, exist_ok=True)
-        for path in base.iterdir():
-            if path.name not in OWN:
-                (store / path.name).symlink_to(path)
+        for name in TEXTS:
+            (base / name).mkdir(parents=True, exist_ok=True)
+            (store / name).symlink_to(base / name)
         paths.CACHE = store
         yield from _messages(job, do, store)
-    except BaseException:  # cancelled: the thread that does the job goes with the process
-        shutil.rmtree(store, ignore_errors=True)
-        if isinstance(sys.exc_info()[1], Exception):
-            raise
-        os._exit(1)
     finally:
         paths.CACHE = base
         shutil.rmtree(store, ignore_errors=True)
@@ -225,6 +222,8 @@ def _messages(job, do: Callable, store: Path):
     def work():
         try:
             end["outcome"] = do(job, done)
+        except SystemExit:  # cancelled, see below
+            pass
         except Exception as error:  # of any kind: it goes to the machine that asked
             end["error"] = error
 
@@ -232,10 +231,10 @@ def _messages(job, do: Callable, store: Path):
     handler = logging.handlers.QueueHandler(lines)
     logging.getLogger().addHandler(handler)
     thread = threading.Thread(target=work, daemon=True)
-    before = _state(store)
+    before, last = _state(store), False
     thread.start()
     try:
-        while thread.is_alive():
+        while not last:
             thread.join(POLL)
             last, now = not thread.is_alive(), _state(store)
             changed = [path for path in now if now[path] != before.get(path)]
@@ -246,6 +245,10 @@ def _messages(job, do: Callable, store: Path):
                 yield {"tokens": done[0], "files": new, "log": said, **(end if last else {})}
     finally:
         logging.getLogger().removeHandler(handler)
+        if thread.is_alive():  # cancelled: the process stays, so the job ends here
+            stop = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(*stop)
+            thread.join()
 
 
 def _state(store: Path) -> dict[str, tuple]:

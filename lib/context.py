@@ -34,6 +34,8 @@ from lib import paths, rope_config
 from lib.rope_config import Kind, Model
 
 WITHOUT_A_WORD = 1.0  # per cent of perplexity that a text may lose before anything is scaled
+# Whose files are flat, and whose text model is `text_config` once Transformers has read them.
+NESTED_WHEN_LOADED = ("qwen2_vl", "qwen2_5_vl")
 NAMES = {"yarn": "YaRN", "llama3": "Llama 3's scaling"}
 
 
@@ -270,7 +272,9 @@ def _nested_in(changes: dict, where: tuple[str, ...]) -> dict:
 
 
 def for_vllm(advice: Advice) -> str:
-    overrides = json.dumps(_nested_in(advice.changes, advice.model.where))
+    """The server's command. Its override changes what Transformers has loaded, and not the file."""
+    where = ("text_config",) if advice.model.type in NESTED_WHEN_LOADED else advice.model.where
+    overrides = json.dumps(_nested_in(advice.changes, where))
     return shlex.join(
         ["vllm", "serve", "MODEL", "--hf-overrides", overrides, "--max-model-len"]
         + [str(advice.target)]
@@ -405,8 +409,8 @@ def _why(advice: Advice) -> list[str]:
         f"twice, changes it within the trained length by {inside[2.0]}.*"
     )
     cost = (
-        f"Price: texts that need no scaling change by {price('yarn', advice.factor)}.* So set no "
-        f"larger factor than you need."
+        f"Price: the perplexity of texts that need no scaling changes by "
+        f"{price('yarn', advice.factor)}.* So set no larger factor than you need."
     )
     return [first, _wrapped(why), _wrapped(cost), _WHERE]
 

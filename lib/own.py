@@ -138,22 +138,24 @@ class OwnTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class OwnJob(runs.Job):
-    """A job whose encoding comes from `file`, which is loaded wherever the job arrives."""
+    """A job whose encoding comes from `file`, which is loaded wherever the job arrives; a file of
+    this repository is found in the one there."""
 
     file: str = ""
 
     def __setstate__(self, state: dict):
-        load(state["file"])
+        load(paths.ROOT / state["file"])
         self.__dict__.update(state)
 
 
 def job(job: runs.Job, path: str | Path) -> OwnJob:
     """The same job for the encoding of a file: it carries the file and the hash of its text."""
-    file, source = str(Path(path).expanduser().resolve()), source_hash(path)
+    file, source = Path(path).expanduser().resolve(), source_hash(path)
+    file = file.relative_to(paths.ROOT) if file.is_relative_to(paths.ROOT) else file
     training, settings = job.training, job.settings
     if training is None:
         settings = {**settings, "source": source}
     else:
         training = OwnTraining(**{**asdict(training), "source": source})
     same = {f.name: getattr(job, f.name) for f in fields(runs.Job)}
-    return OwnJob(**{**same, "training": training, "settings": settings, "file": file})
+    return OwnJob(**{**same, "training": training, "settings": settings, "file": str(file)})

@@ -11,13 +11,13 @@ head. `read` makes one description of all of it, in the terms of `lib.encodings.
         rope = build(kind.encoding, **kind.sizes, **kind.options)
 
 Keys that have nothing to do with positions are passed over. A key that looks as if it had (its name
-holds rope, rotary, theta, position and the like, or is one letter away from a known one) and is not
-understood is an error that names it; so is a value that makes no sense, and two keys that disagree.
+holds rope, rotary, theta, position and the like, or is nearly a known one) and is not understood is
+an error that names it; so is a value that makes no sense, and two keys that disagree.
 A key whose value is null or false counts as missing. A model's `vision_config` and the like are
 other models and are not read.
 
 Nothing here imports torch: a command that asks for a setting answers at once. What is checked here
-`build` checks as well, and a test holds the two to the same verdicts. The rules follow Transformers
+`build` checks as well, and a test builds whatever is read. The rules follow Transformers
 5.24.0 (`modeling_rope_utils` and the configuration classes), from which DEFAULTS is taken too.
 """
 
@@ -44,8 +44,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl_text": {"rope_theta": 1e6},
     "qwen2_5_vl": {"rope_theta": 1e6},
     "qwen2_5_vl_text": {"rope_theta": 1e6},
+    "olmo": {"rope_theta": 1e4},
     "olmo2": {"rope_theta": 1e4},
+    "olmoe": {"rope_theta": 1e4},
     "granite": {"rope_theta": 1e4},
+    "granitemoe": {"rope_theta": 1e4},
+    "starcoder2": {"rope_theta": 1e4},
+    "seed_oss": {"rope_theta": 1e4},
+    "phi": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "nemotron": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "glm4": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "stablelm": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "gpt_neox": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "cohere": {"rope_theta": 5e5},
+    "ernie4_5": {"rope_theta": 5e5},
+    "deepseek_v2": {"rope_theta": 1e4, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128},
     "gemma": {"rope_theta": 1e4, "head_dim": 256},
     "gemma2": {
         "rope_theta": 1e4, "head_dim": 256, "sliding_window_pattern": 2, "sliding_window": 4096,
@@ -87,7 +100,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "exaone4": {"rope_theta": 1e4, "sliding_window_pattern": 4, "sliding_window": 4096},
 }  # fmt: skip
 # Whose code, and no key, says that pairs of channels lie together …
-INTERLEAVED = ("llama4_text", "cohere2")
+INTERLEAVED = ("llama4_text", "cohere", "cohere2", "deepseek_v2", "ernie4_5", "glm4")
 # … and that only layers with a window are turned, where there is a window at all.
 TURNS_WINDOWS = ("cohere2", "exaone4")
 
@@ -244,14 +257,17 @@ class Model:
 
 
 def read(path) -> Model:
-    """The description in a `config.json`.
+    """The description in a `config.json`, or in the one of a model's folder.
 
     Raises:
         ValueError: no JSON, or as `describe`.
         OSError: no such file.
     """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "config.json"
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_object)
+        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from None
     return describe(config)

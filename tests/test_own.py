@@ -6,7 +6,8 @@ import pytest
 
 from lib import examples, own, paths, runs
 from lib.encodings import ENCODINGS, build
-from lib.studies import extrapolation, learning_rates
+from lib.studies import examples as of_examples
+from lib.studies import learning_rates
 from lib.training import TrainingConfig
 
 GOOD = '''"""A penalty with the root of the distance."""
@@ -116,7 +117,7 @@ def test_what_identifies_a_run_is_what_the_file_says(file):
 
 
 def test_the_full_profile_trains_the_examples_at_the_same_budget():
-    jobs = extrapolation.jobs("full")
+    jobs = of_examples.jobs("full")
     theirs = [j for j in jobs if isinstance(j, own.OwnJob)]
     rope = [j for j in jobs if j.training.encoding == "rope" and j.training.train_length == 64]
     assert {j.training.encoding for j in theirs} == set(examples.NAMES)
@@ -124,7 +125,7 @@ def test_the_full_profile_trains_the_examples_at_the_same_budget():
     for j in theirs:
         (twin,) = [r for r in rope if r.training.seed == j.training.seed]
         assert j.training.tokens == twin.training.tokens and j.settings == twin.settings
-        assert j.file == str(examples.file(j.training.encoding))
+        assert paths.ROOT / j.file == examples.file(j.training.encoding)
     assert not set(examples.NAMES) & set(ENCODINGS)  # the list of jobs needs none of them
 
 

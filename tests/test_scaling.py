@@ -104,6 +104,17 @@ def test_the_ramp_in_turns_is_the_formula_of_the_paper():
         assert found == pytest.approx((1 - gamma) * theta / s + gamma * theta, rel=1e-12)
 
 
+def test_a_ramp_without_width_is_a_step():
+    # Llama 4 Scout's: every pair keeps its frequency, or has all of it divided.
+    keys = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    keys |= {"factor": 8.0, "original_max_position_embeddings": 8192}
+    plain = rope(rope_type="default", rope_theta=5e5).frequencies()
+    scaled = rope(**keys, rope_theta=5e5).frequencies()
+    whole_turns = 8192 * plain >= 2 * math.pi
+    assert 0 < whole_turns.sum() < len(plain)
+    assert torch.equal(scaled, torch.where(whole_turns, plain, plain / 8))
+
+
 def test_llama_3():
     keys = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     keys["original_max_position_embeddings"] = 8192
@@ -316,7 +327,7 @@ WRONG = {
     "1.0 must be above beta_slow": {
         "rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0, "ramp": "turns",
     },
-    "must be above low_freq": {
+    "must not be below low_freq": {
         "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 1,
     },
     "give both or none": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0},

@@ -266,8 +266,10 @@ class Llama3(Scaling):
         check_whole(original_max_position_embeddings=self.original_max_position_embeddings)
         low, high = self.low_freq_factor, self.high_freq_factor
         check_positive(low_freq_factor=low, high_freq_factor=high)
-        if high <= low:
-            raise ValueError(f"high_freq_factor = {high} must be above low_freq_factor = {low}.")
+        if high < low:
+            raise ValueError(
+                f"high_freq_factor = {high} must not be below low_freq_factor = {low}."
+            )
 
     def frequencies(self, d, base, length):
         theta = geometric_frequencies(d // 2, base, length.device)
@@ -395,6 +397,8 @@ def split_part(parameters):
 def _ramp_in_turns(L: int, theta, low: float, high: float):
     """γ_k: 0 for pairs that turn less than `low` times within L, 1 from `high` times on."""
     turns = L * theta / (2 * math.pi)  # r_k
+    if low == high:  # a step, as in Llama 4 Scout
+        return (turns >= high).to(theta)
     return ((turns - low) / (high - low)).clamp(0, 1)
 
 
