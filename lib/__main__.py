@@ -1,11 +1,12 @@
 """The command line behind the Makefile: every failure is one sentence, never a traceback.
 
-    python -m lib run --profile quick | default | full
+    python -m lib run --profile quick | default | full | gpu
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
                                 (--profile full: what `make full` has finished so far)
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
+    python -m lib gpu-check     what a GPU makes of the encodings, into data/reference/gpu/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib context FILE --to N   how a model of this config.json reads N tokens
     python -m lib train FILE    train one model, alone or under torchrun, into build/train/
@@ -33,6 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, RuntimeError, ArithmeticError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD
+    except MemoryError:
+        print("Error: out of memory. Run it again with WORKERS=1, or elsewhere.", file=sys.stderr)
+        return BAD
+    except ModuleNotFoundError as error:
+        print(f"Error: the package {error.name} is missing: run `make setup`.", file=sys.stderr)
+        return BAD
     except OSError as error:
         what = f"{error.strerror or error}: {error.filename or 'a file'}"
         print(f"Error: {what}. Nothing is half-written; mend it and run again.", file=sys.stderr)
@@ -59,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add("sweep", _sweep, "choose the learning rates anew")
     bench = add("bench", _bench, "measure what things cost on this machine")
     bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
+    check = add("gpu-check", _gpu_check, "what a GPU makes of the encodings, in five minutes")
+    check.add_argument("--device", help="cpu: a dry run with small sizes")
     compare = add("compare", _compare, "try an encoding of your own beside the survey's")
     compare.add_argument("file", help="a Python file that registers one encoding")
     compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
@@ -112,6 +121,12 @@ def _bench(options):
     from lib import bench
 
     bench.run(options.parts or None)
+
+
+def _gpu_check(options):
+    from lib import gpu_check
+
+    gpu_check.run(options.device)
 
 
 def _compare(options):
