@@ -4,6 +4,9 @@
 PYTHON ?= python3
 # How many runs train side by side; empty means one a core. lib reads it from the environment.
 WORKERS ?=
+# Where they train: empty means on this machine; ray on a Ray cluster, the one that RAY_ADDRESS names
+# or one started here.
+RUNNER ?=
 # Another package index for torch alone, to choose a build; empty means pip's own.
 TORCH_INDEX ?=
 # One study of the full profile, such as STUDY=examples; empty means all of them.
@@ -12,32 +15,35 @@ STUDY ?=
 LAB_ARGS ?=
 # The folder that holds the archives of WikiText-103 (make gpu); empty means they are downloaded.
 WIKITEXT ?=
-export WORKERS WIKITEXT
+export WORKERS RUNNER WIKITEXT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick reproduce full gpu gpu-check accept bench test faults lab book browser lint clean
+.PHONY: help setup quick reproduce full gpu gpu-check accept bench test test-ray faults
+.PHONY: lab book browser lint clean
 
 VENV_PYTHON := .venv/bin/python
 # The stamp is written last and holds the folder that .venv was made for.
 STAMP := .venv/.stamp
 BOOK_STAMP := .venv/.stamp-book
+RAY_STAMP := .venv/.stamp-ray
+READY := $(STAMP) $(if $(filter ray,$(RUNNER)),$(RAY_STAMP))
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: PYTHON=python3.12  WORKERS=4  TORCH_INDEX=<index of another torch build>  LAB_ARGS=--no-browser"
+	@echo "Variables: PYTHON=python3.12  WORKERS=4  RUNNER=ray  TORCH_INDEX=<index of another torch build>  LAB_ARGS=--no-browser"
 
-setup: $(STAMP) ## make .venv with exactly the locked versions
+setup: $(READY) ## make .venv with exactly the locked versions
 
-quick: $(STAMP) ## train and measure every study small, one seed, into build/quick
+quick: $(READY) ## train and measure every study small, one seed, into build/quick
 	@$(VENV_PYTHON) -m lib run --profile quick
 
-reproduce: $(STAMP) ## train everything afresh, redraw figures/, compare with the reference
+reproduce: $(READY) ## train everything afresh, redraw figures/, compare with the reference
 	@$(VENV_PYTHON) -m lib run --profile default
 
-full: $(STAMP) ## the long profile: longer training, more seeds; stops and resumes
+full: $(READY) ## the long profile: longer training, more seeds; stops and resumes
 	@$(VENV_PYTHON) -m lib run --profile full --study "$(STUDY)"
 
 accept: $(STAMP) ## promote build/default to the committed reference (PROFILE=full: what full has finished)
@@ -61,6 +67,9 @@ test: $(STAMP) ## unit tests, and every notebook against its committed outputs
 
 faults: $(STAMP) ## break runs in every way that is known: kills, full disks, damage, no network
 	@$(VENV_PYTHON) -m pytest --durations 0 -vv tests/faults
+
+test-ray: $(RAY_STAMP) ## the tests that need a Ray cluster, on one of this machine
+	@RUNNER=ray $(VENV_PYTHON) -m pytest tests/test_cluster.py
 
 lab: $(STAMP) ## open the notebooks in JupyterLab, on this machine only
 	@$(VENV_PYTHON) -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(LAB_ARGS)
@@ -108,4 +117,9 @@ $(STAMP): requirements-torch.txt $(LOCKS) pyproject.toml
 # Only the pages and their tests need these.
 $(BOOK_STAMP): $(STAMP) requirements-book.lock
 	$(call step,what makes the pages (about 70 MB),$(PIP) --no-deps --require-hashes -r requirements-book.lock)
+	@touch $@
+
+# Only RUNNER=ray and its tests need this.
+$(RAY_STAMP): $(STAMP) requirements-ray.lock
+	$(call step,Ray (about 80 MB),$(PIP) --no-deps --require-hashes -r requirements-ray.lock)
 	@touch $@

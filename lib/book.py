@@ -23,9 +23,10 @@ PAGES = paths.BUILD / "book"
 # The README is the first page; the notebooks follow by number.
 CONTENTS = "\n\n```{toctree}\n:hidden:\n:glob:\n\nnotebooks/*\n```\n"
 
-MARKDOWN_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+# Not of a picture, nor around one.
+MARKDOWN_LINK = re.compile(r"(?<!!)\[(?!!)([^\]]*)\]\(([^)\s]+)\)")
 HTML_LINK = re.compile(r'(?<=href=")([\w.-]+)\.ipynb(?:#cell-id=([\w-]+))?(?=")')
-CELL = re.compile(r"(?:([\w.-]+)\.ipynb)?#cell-id=([\w-]+)")  # as JupyterLab writes it
+CELL = re.compile(r"(?:([\w./-]+)\.ipynb)?#cell-id=([\w-]+)")  # as JupyterLab writes it
 
 
 def build():

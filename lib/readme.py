@@ -10,7 +10,8 @@ import re
 
 import pandas as pd
 
-from lib import files, paths, studies
+from lib import files, gallery, guide, paths, studies
+from lib.claims import Results
 from lib.claims.verdicts import WORDS
 from lib.studies import extrapolation
 
@@ -107,4 +108,41 @@ def costs() -> str:
     return "\n".join(rows)
 
 
-PARTS = {"findings": findings, "verdicts": verdicts, "costs": costs}
+def answer() -> str:
+    """Which encoding for training at 2k and running at 16k, from measured rows."""
+    return "\n".join(f"- {sentence}" for sentence in guide.answer(Results("reference")))
+
+
+ACROSS = 3  # pictures of the gallery side by side
+
+
+def pictures() -> str:
+    """The gallery: every figure there is, small, each a link to the notebook that explains it."""
+    there = {
+        name: shown
+        for name, shown in gallery.FIGURES.items()
+        if (paths.FIGURES / f"{name}.png").exists()
+    }
+    cells = [
+        f"[![{shown.caption}](figures/{name}.png)]"
+        f"(notebooks/{shown.cell.partition('#')[0]}.ipynb)<br>{shown.caption}"
+        for name, shown in there.items()
+    ]
+    rows = [cells[n : n + ACROSS] for n in range(0, len(cells), ACROSS)]
+    rows[-1] += [""] * (ACROSS - len(rows[-1]))
+    return "\n".join(
+        [
+            "| " + " | ".join([" "] * ACROSS) + " |",
+            "|" + "---|" * ACROSS,
+            *("| " + " | ".join(row) + " |" for row in rows),
+        ]
+    )
+
+
+PARTS = {
+    "findings": findings,
+    "answer": answer,
+    "verdicts": verdicts,
+    "costs": costs,
+    "pictures": pictures,
+}

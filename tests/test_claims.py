@@ -167,7 +167,8 @@ def test_every_test_decides_a_claim():
 
 
 HELPERS = {
-    "here", "paper", "both", "paired", "tokens",
+    "here", "paper", "both", "paired", "tokens", "costs_here", "costs_published", "loss",
+    "cells", "sight", "settings", "standings", "beaten",
     "on_another_base", "on_yarn", "on_interpolation", "on_reach",
 }  # fmt: skip
 
@@ -178,6 +179,7 @@ texts = ["S0"]
 claim = "It is so."
 kind = ["measured"]
 regime = "here"
+cell = "11_extrapolation#ext-order"
 test = "measured.alibi_runs_on"
 expected = "within {within:.0%}"
 tolerance = { within = 0.02 }
@@ -191,6 +193,7 @@ TWICE = GOOD + GOOD
     [
         (GOOD + 'colour = "red"', "A-1: unknown colour"),
         (GOOD.replace('regime = "here"', ""), "A-1: missing regime"),
+        (GOOD.replace("#ext-order", ""), "A-1: cell must be a notebook and a cell"),
         (TWICE, "A-1 stands twice"),
         (GOOD.replace("alibi_runs_on", "alibi_flies"), "no test 'measured.alibi_flies'"),
         (GOOD.replace("measured.alibi_runs_on", "measured.paired"), "tolerance does not fit"),
@@ -373,7 +376,7 @@ def test_interpolation_keeps_a_table_usable_or_does_not():
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.01, 1.0, 100.0]))
-@settings(max_examples=15)
+@settings(max_examples=4)
 def test_no_result_is_so_odd_that_a_claim_fails(seed, size):
     random, frame = np.random.default_rng(seed), ODD.copy()
     frame["nll"] += random.normal(0, size, len(frame))
@@ -429,7 +432,8 @@ def test_missing_rows_are_undecided_and_no_error():
         for id in (id for id, entry in LEDGER.items() if entry.measures):
             row = decided(id, frame)
             assert row["verdict_here"] in WORDS
-            assert not frame.empty or row["verdict_here"] == UNDECIDED
+            # A table has cells that are counted and proved, without any result.
+            assert not frame.empty or row["verdict_here"] == UNDECIDED or id.startswith("TAB")
 
 
 # ---- published -----------------------------------------------------------------------------------
@@ -439,7 +443,8 @@ PUBLISHED = {
     "ROT-6": REFUTED, "ROT-7": IN_PART, "ALI-2": IN_PART, "ALI-4": HOLDS, "ALI-5": HOLDS,
     "ALI-6": IN_PART, "NOP-2": HOLDS, "OPEN-1": HOLDS, "PI-2": HOLDS, "NTK-2": HOLDS,
     "YRN-2": IN_PART, "LRP-2": IN_PART, "LRP-3": IN_PART, "SIN-5": HOLDS, "REL-4": IN_PART,
-    "REL-7": REFUTED, "ROT-4": HOLDS, "ALI-7": HOLDS,
+    "REL-7": REFUTED, "ROT-4": HOLDS, "ALI-7": HOLDS, "TAB-1": IN_PART, "TAB-2": HOLDS,
+    "TAB-3": IN_PART,
 }  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from lib.paths import ROOT
 
 INPUTS = ("requirements.in", "requirements-peers.in")
 LOCKS = ("requirements.lock", "requirements-peers.lock")
-# The pages' own lock, which only `make book` and `make browser` install.
-ALL_INPUTS, ALL_LOCKS = (*INPUTS, "requirements-book.in"), (*LOCKS, "requirements-book.lock")
+# Those of the pages and of Ray, which only the targets that need them install.
+ALL_INPUTS = (*INPUTS, "requirements-book.in", "requirements-ray.in")
+ALL_LOCKS = (*LOCKS, "requirements-book.lock", "requirements-ray.lock")
 
 
 def pins(lines):

@@ -2,7 +2,8 @@
 
 `data/claims.toml` holds the claims with their thresholds; the tests are in `proofs` (computed here
 and now, on random inputs) and `measured` (from the results of the studies and from the papers' own
-tables); `verdicts` says how numbers become words.
+tables), with the modules beside it for costs, extension, tasks, pictures, a real model, the
+survey's `tables` and the `selection` among all; `verdicts` says how numbers become words.
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ from lib.claims.verdicts import NOT_TESTABLE, UNDECIDED, Part, combine, overall
 COLUMNS = (
     "id", "kind", "verdict", "verdict_here", "verdict_published", "measured", "expected", "detail"
 )  # fmt: skip
+
+MANY = 10  # parts; with as many the detail counts them
 
 
 class Results(dict):
@@ -107,14 +110,16 @@ def _detail(entry: Entry, here: list[Part], published: list[Part]) -> str:
     """The regime, which parts hold and which do not, and what is missing, in short sentences."""
     sentences = [f"about {entry.regime}"]
     if entry.needs:
-        sentences.append(f"not measured yet: {entry.needs}")
+        why = "not testable here, it would take" if entry.verdict else "not measured yet:"
+        sentences.append(f"{why} {entry.needs}")
     for where, parts in (("here", here), ("published", published)):
         words = list(dict.fromkeys(p.verdict for p in parts))
         if words == [UNDECIDED]:
             sentences.append(f"{where} no part is decided: not run, too few seeds, or too close")
         elif len(words) > 1:
             for word in words:
-                which = "; ".join(p.what for p in parts if p.verdict == word)
-                sentences.append(f"{where} {word}: {which}")
+                which = [p.what for p in parts if p.verdict == word]
+                of = f" ({len(which)} of {len(parts)})" if len(parts) >= MANY else ""
+                sentences.append(f"{where} {word}{of}: {'; '.join(which)}")
     sentences += [entry.note] if entry.note else []
     return ". ".join(s.rstrip(".") for s in sentences) + "."

@@ -23,30 +23,43 @@ from lib.training import TrainingConfig, optimizer_of
 
 Parts = tuple[list[Part], list[Part]]
 OTHERS = ("rope", "t5", "alibi")
+COLUMNS = ["kind", "encoding", "seed", "length", "ratio"]
 
 
-class _Costs:
+class Costs:
     """Costs over those with sinusoids, by kind ("training", "inference", "growth", "memory …")."""
 
-    def __init__(self, table: pd.DataFrame):
-        self.table = table  # columns kind, encoding, length, ratio; a row a round
+    def __init__(self, table: pd.DataFrame, timed: bool):
+        """table: COLUMNS, a row a round. timed: whether times are of rounds, and not a paper's."""
+        self.table, self.timed = table, timed
+        self._values = {
+            key: np.log(rows.set_index("seed")["ratio"].astype(float))
+            for key, rows in table.groupby(["kind", "encoding", "length"])
+        }
 
     def lengths(self, kind: str) -> list[int]:
         return sorted(self.table.loc[self.table["kind"] == kind, "length"].unique())
 
-    def ratio(self, kind: str, encoding: str, length: int):
-        """ln of the ratio: an interval over rounds, or a number where there is but one; None where
-        it was not measured."""
-        t = self.table
-        t = t[(t["kind"] == kind) & (t["encoding"] == encoding) & (t["length"] == length)]
-        if t.empty:
+    def ratio(self, kind: str, encoding: str, length: int, to: str | None = None):
+        """ln of the ratio: an interval over rounds, or a number where it is counted or published;
+        None where it was not measured. `to`: over this encoding instead of sinusoids, by round."""
+        values = self.values(kind, encoding, length)
+        if to is not None:
+            values = (values - self.values(kind, to, length)).dropna()
+        if values.empty:
             return None
-        values = np.log(t["ratio"].astype(float))
-        return figures.interval(values) if len(values) > 1 else float(values.iloc[0])
+        counted = kind.endswith("memory") or not self.timed
+        return float(values.iloc[0]) if counted else figures.interval(values)
 
-    def part(self, kind: str, encoding: str, length: int, low=-math.inf, high=math.inf) -> Part:
+    def values(self, kind: str, encoding: str, length: int) -> pd.Series:
+        """ln of the ratios by round."""
+        return self._values.get((kind, encoding, length), pd.Series(dtype=float))
+
+    def part(
+        self, kind: str, encoding: str, length: int, low=-math.inf, high=math.inf, to=None
+    ) -> Part:
         """Whether the ratio lies in low … high (both as ratios)."""
-        found = self.ratio(kind, encoding, length)
+        found = self.ratio(kind, encoding, length, to)
         low, high = (math.log(x) if x > 0 else x for x in (low, high))
         words = "not measured"
         if isinstance(found, float):
@@ -55,28 +68,31 @@ class _Costs:
             words = f"×{math.exp(found.value):.3g}"
             if found.n > 1:
                 words += f" [{math.exp(found.low):.3g}, {math.exp(found.high):.3g}]"
-        return Part(f"{kind} at {length}, {encoding}", judge(found, low, high), words)
+        what = f"{kind} at {length}, {encoding}" + (f" over {to}" if to else "")
+        return Part(what, judge(found, low, high), words)
 
 
 @functools.cache
-def _paper() -> _Costs:
+def costs_published() -> Costs:
     table = bench.published().rename(columns={"subject": "encoding", "case": "length"})
     table = table.rename(columns={"memory": "training memory"})
     kinds = ["training", "inference", "training memory"]
-    return _Costs(table.melt(["encoding", "length"], kinds, "kind", "ratio"))
+    return Costs(
+        table.melt(["encoding", "length"], kinds, "kind", "ratio").assign(seed=0), timed=False
+    )
 
 
-def _here(results) -> _Costs:
+def costs_here(results) -> Costs:
     table = results["cost"]
     if table.empty:
-        return _Costs(pd.DataFrame(columns=["kind", "encoding", "length", "ratio"]))
+        return Costs(pd.DataFrame(columns=COLUMNS), timed=True)
     memory = table["quantity"] == "bytes"
     kind = table["part"].where(~memory, table["part"] + " memory")
-    return _Costs(table.assign(kind=kind)[["kind", "encoding", "length", "ratio"]])
+    return Costs(table.assign(kind=kind)[COLUMNS], timed=True)
 
 
 def _both(results, ask) -> Parts:
-    return ask(_here(results)), ask(_paper())
+    return ask(costs_here(results)), ask(costs_published())
 
 
 def _at_every_length(costs, kinds, encodings, low=-math.inf, high=math.inf) -> list[Part]:
@@ -102,7 +118,7 @@ def sinusoids_are_cheapest(results, less: float) -> Parts:
     """No other of the four takes less time or memory, by more than `less`."""
     kinds = ["training", "inference", "training memory", "inference memory"]
     here, published = _both(results, lambda c: _at_every_length(c, kinds, OTHERS, 1 - less))
-    return [*here, *_at_the_longest(_here(results), "growth", OTHERS, 1 - less)], published
+    return [*here, *_at_the_longest(costs_here(results), "growth", OTHERS, 1 - less)], published
 
 
 def t5_halves_the_speed(results, least: float, most: float) -> Parts:
@@ -113,7 +129,7 @@ def t5_halves_the_speed(results, least: float, most: float) -> Parts:
 
     here, published = _both(results, ask)
     written = ["training, written out"]
-    here += _at_every_length(_here(results), written, ["t5"], 1 / most, 1 / least)
+    here += _at_every_length(costs_here(results), written, ["t5"], 1 / most, 1 / least)
     return here, published
 
 
@@ -140,7 +156,7 @@ def t5_holds_most(results, equal: float) -> Parts:
 def bias_burdens_memory(results, deviation: float, much: float) -> Parts:
     """Prepared once after training, exactly (a proof); and memory above that of sinusoids by more
     than `much`, in training and with a trained model."""
-    costs = _here(results)
+    costs = costs_here(results)
     here = _at_every_length(costs, ["training memory", "inference memory"], ["t5"], 1 + much)
     here += _at_the_longest(costs, "growth memory", ["t5"], 1 + much)
     return [*proofs.learned_bias_prepared_once(deviation), *here], []
@@ -204,7 +220,7 @@ def alibi_adds_and_has_no_parameters(results, share: float) -> Parts:
             f"{additions.numbers}, H·T² = {H * T * T}",
         ),
     ]
-    costs = _here(results)
+    costs = costs_here(results)
     for kind in ("attention, forward", "attention, forward and backward"):
         parts += _at_every_length(costs, [kind], ["alibi"], high=1 + share)
     return parts, []

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from lib.claims.verdicts import WORDS
 PATH = paths.DATA / "claims.toml"
 KINDS = ("exact", "measured", "cost", "published", "record", "all")
 TEXTS = ("S0", "S1", "S4")
+_CELL = re.compile(r"\d\d_\w+#[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,13 @@ class Entry:
         kind: proof obligation (exact), runs here (measured, cost), a paper's own table (published),
             a fact about a model or paper (record), or a table of several claims (all).
         regime: the setting that the claim is about.
+        cell: the notebook cell that shows how it was decided, "NOTEBOOK#CELL".
+        figure: the picture behind it: a name in figures/, or the "NOTEBOOK#CELL" that draws it.
+            None where words or counts decide.
         test: the function that decides it, "proofs.NAME", or "MODULE.NAME" of another module here,
             which is given the results first; it takes the keys of `tolerance` by name. None:
             `needs` says what a decision takes, or `verdict` gives it.
+        needs: what a decision here would take.
         expected: what the claim needs to hold; {key} stands for a tolerance.
         because: why these tolerances.
         verdict, found: the word that the sources alone give, and what they say.
@@ -41,7 +47,9 @@ class Entry:
     claim: str
     kind: list[str]
     regime: str
+    cell: str
     expected: str
+    figure: str | None = None
     test: str | None = None
     needs: str | None = None
     tolerance: dict[str, float] = field(default_factory=dict)
@@ -57,6 +65,7 @@ class Entry:
         self._check(self.verdict in (None, *WORDS), "verdict must be one of", WORDS)
         self._check((self.verdict is None) == (self.found is None), "a verdict needs `found`")
         self._check(self.verdict is None or self.sources, "a verdict from sources names them")
+        self._check(_CELL.fullmatch(self.cell), "cell must be a notebook and a cell, as 05_rope#id")
         decided = self.test or self.verdict
         self._check(decided or self.needs, "say what a decision `needs`, or give a test")
         self._check(not self.tolerance or self.because, "say `because` of what the tolerance is so")
@@ -115,7 +124,7 @@ def load(path: Path = PATH) -> list[Entry]:
 
 def _entry(row: dict) -> Entry:
     fields = {f.name: f for f in dataclasses.fields(Entry)}
-    must = {"id", "texts", "claim", "kind", "regime", "expected"}
+    must = {"id", "texts", "claim", "kind", "regime", "cell", "expected"}
     name = row.get("id", "a claim without id")
     for what, keys in (("unknown", set(row) - set(fields)), ("missing", must - set(row))):
         if keys:

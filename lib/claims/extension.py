@@ -21,7 +21,7 @@ _OTHERS = {
 }  # fmt: skip
 
 
-def _loss(results, method: str, factor: int, length: int, part="zero_shot", steps=0) -> pd.Series:
+def loss(results, method: str, factor: int, length: int, part="zero_shot", steps=0) -> pd.Series:
     """nll (nats) by seed, from the study `extension`; empty where it was not measured."""
     t = results["extension"]
     if t.empty:
@@ -58,8 +58,8 @@ def a_short_fine_tune_is_enough(results, equal: float) -> Parts:
     for s in _factors(results, "fine_tune"):
         t = results["extension"]
         steps = 0 if t.empty else t.loc[t["part"] == "fine_tune", "steps"].max()
-        before = _loss(results, "none", s, L, "zero_shot")
-        after = _loss(results, "linear", s, s * L, "fine_tune", steps)
+        before = loss(results, "none", s, L, "zero_shot")
+        after = loss(results, "linear", s, s * L, "fine_tune", steps)
         here.append(
             _SEEDED.part(f"PI at {s}L after {steps} steps, over unscaled at L",
                          paired(after, before), high=limit)
@@ -80,12 +80,12 @@ def uniform_scaling_hurts_near_relations(results, worse: float, deviation: float
     (by parts) save it, also where only a few tokens stand before the target."""
     here = proofs.interpolation_slows_every_pair(deviation)
     for s in _factors(results, "zero_shot"):
-        linear = _loss(results, "linear", s, L)
+        linear = loss(results, "linear", s, L)
         here.append(
             _SEEDED.part(f"PI for {s}L read at L, over unscaled",
-                         paired(linear, _loss(results, "none", s, L)), math.log1p(worse))
+                         paired(linear, loss(results, "none", s, L)), math.log1p(worse))
         )  # fmt: skip
-        kept = paired(linear, _loss(results, "ntk_by_parts", s, L))
+        kept = paired(linear, loss(results, "ntk_by_parts", s, L))
         here.append(_SEEDED.part(f"PI over NTK by parts, both for {s}L read at L", kept, 0.0))
     near = paired(*(_near_the_start(results, m) for m in ("linear", "none")))
     what = "PI over unscaled where 5 … 8 tokens stand before the target"
@@ -107,13 +107,11 @@ def _near_the_start(results, method: str) -> pd.Series:
 
 def another_base_extends(results, usable: float, worse: float) -> Parts:
     """Zero-shot at 2L: NTK below the unscaled model, and near what that has at L."""
-    unscaled, ntk = (_loss(results, m, 2, 2 * L) for m in ("none", "ntk"))
-    at_L = _loss(results, "none", 2, L)
+    unscaled, ntk = (loss(results, m, 2, 2 * L) for m in ("none", "ntk"))
+    at_L = loss(results, "none", 2, L)
     here = [
         _SEEDED.part("NTK at 2L, over unscaled at 2L", paired(ntk, unscaled), high=0.0),
-        _SEEDED.part(
-            "NTK at 2L, over unscaled at L", paired(ntk, at_L), high=math.log1p(usable)
-        ),
+        _SEEDED.part("NTK at 2L, over unscaled at L", paired(ntk, at_L), high=math.log1p(usable)),
     ]
     here += real_model.on_another_base(results, worse)
     ppl = _published("yarn_t1")
@@ -128,9 +126,9 @@ def yarn_is_best(results) -> Parts:
     """YaRN below each of the others at every extended length."""
     here = []
     for s in _factors(results, "zero_shot"):
-        yarn = _loss(results, "yarn", s, s * L)
+        yarn = loss(results, "yarn", s, s * L)
         parts = [
-            _SEEDED.part(f"over {label}", paired(yarn, _loss(results, m, s, s * L)), high=0.0)
+            _SEEDED.part(f"over {label}", paired(yarn, loss(results, m, s, s * L)), high=0.0)
             for m, label in _OTHERS.items()
         ]
         here.append(jointly(f"YaRN at {s}L", *parts))
@@ -170,7 +168,7 @@ def a_search_beats_one_factor(results) -> Parts:
 def frequencies_change_at_inference(results) -> Parts:
     """YaRN's and LongRoPE's frequencies around weights that were not trained with them: at 4L and
     8L below the unscaled model."""
-    yarn = paired(_loss(results, "yarn", 4, 4 * L), _loss(results, "none", 4, 4 * L))
+    yarn = paired(loss(results, "yarn", 4, 4 * L), loss(results, "none", 4, 4 * L))
     longrope = paired(*(_longrope(results, m, "nll", 8 * L) for m in ("longrope", "none")))
     return [
         _SEEDED.part("YaRN at 4L without a fine-tune, over unscaled", yarn, high=0.0),

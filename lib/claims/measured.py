@@ -46,9 +46,16 @@ class Source:
 
     def __init__(self, table: pd.DataFrame, lengths: tuple[int, ...], seeded: bool):
         self.table, self.lengths, self.seeded = table, lengths, seeded
+        self._curves = {}
 
     def curves(self, encoding: str, trained: int, evaluation: str = BLOCKS) -> dict:
         """seed → (lengths, losses in nats), ascending; {} where nothing was measured."""
+        key = encoding, trained, evaluation
+        if key not in self._curves:
+            self._curves[key] = self._read(*key)
+        return self._curves[key]
+
+    def _read(self, encoding: str, trained: int, evaluation: str) -> dict:
         t = self.table
         if t.empty:
             return {}
