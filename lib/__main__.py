@@ -24,6 +24,9 @@ INTERRUPTED, BAD = 130, 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status is 0, 2 for an error, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # in an ASCII locale, an arrow is written as \u2192
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = _parser().parse_args(arguments)
     try:
