@@ -44,12 +44,13 @@ def drift(built, reference):
     return rows
 
 
-def report(built, reference, verdicts_built, verdicts_reference):
+def report(built, reference, verdicts_built, verdicts_reference, timings=()):
     """What changed from the reference to this build, as lines to print.
 
-    built, reference: {figure name: tidy frame}. verdicts_*: {claim id: verdict}. For each
-    figure one line with its largest drift, and one line for each row that only one side has; then
-    each verdict that changed, as `id: holds → undecided`; the last line is a summary.
+    built, reference: {figure name: tidy frame}. verdicts_*: {claim id: verdict}. timings: names of
+    figures that show one machine's times, which no other can be held to. For each figure one line
+    with its largest drift, or why it has none, and one line for each row that only one side has;
+    then each verdict that changed, as `id: holds → undecided`; the last line is a summary.
     """
     lines, largest, alone = [], (0.0, None), 0
     shared = [name for name in reference if name in built]
@@ -62,9 +63,11 @@ def report(built, reference, verdicts_built, verdicts_reference):
         alone += len(missing)
     lines += [f"{name}: not drawn in this build." for name in reference if name not in built]
     lines += [f"{name}: not in the reference." for name in built if name not in reference]
+    lines += [f"{name}: not compared, it shows times of one machine." for name in timings]
     changed, claims = _verdicts(verdicts_built, verdicts_reference)
     summary = [
-        f"{_count(len(shared), 'figure')} compared",
+        f"{_count(len(shared), 'figure')} compared"
+        + (f", {len(timings)} of times not" if timings else ""),
         f"largest drift {largest[0]:.3g} sd in {largest[1]}" if largest[1] else "no drift",
         f"on one side only {_count(len(set(built) ^ set(reference)), 'figure')} and "
         f"{_count(alone, 'row')}",

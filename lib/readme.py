@@ -10,7 +10,7 @@ import re
 
 import pandas as pd
 
-from lib import files, gallery, guide, paths, studies
+from lib import bounds, files, gallery, guide, paths, studies
 from lib.claims import Results
 from lib.claims.verdicts import WORDS
 from lib.studies import extrapolation
@@ -144,5 +144,6 @@ PARTS = {
     "answer": answer,
     "verdicts": verdicts,
     "costs": costs,
+    "scaling": bounds.markdown,
     "pictures": pictures,
 }

@@ -140,7 +140,11 @@ def compare() -> list[str]:
         .to_dict()
         for profile in ("default", "reference")
     ]
-    return drift.report(studies.frames("default"), studies.frames("reference"), *verdicts)
+    timings = [
+        f for n in studies.of("default") if studies.alone(n) for f in studies.study(n).FIGURES
+    ]
+    frames = (studies.frames(profile) for profile in ("default", "reference"))
+    return drift.report(*frames, *verdicts, timings)
 
 
 def accept() -> None:

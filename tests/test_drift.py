@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib import paths, studies
+from lib.claims import entries
 from lib.drift import drift, report
 
 ENCODINGS = ["rope", "alibi", "nope"]
@@ -128,6 +130,26 @@ def test_verdicts_that_changed_are_listed():
         "0 figures compared; no drift; on one side only 0 figures and 0 rows; "
         "3 of 3 verdicts changed.",
     ]
+
+
+def test_figures_of_times_are_named_and_not_compared():
+    frame = one_figure()
+    *_, line, summary = report({"a": frame}, {"a": frame}, VERDICTS, VERDICTS, ["cost"])
+    assert line == "cost: not compared, it shows times of one machine."
+    assert summary.startswith("1 figure compared, 1 of times not; no drift; ")
+
+
+def test_every_committed_figure_and_every_claim_is_in_the_report():
+    frames = studies.frames("reference")
+    times = [f for n in studies.of("default") if studies.alone(n) for f in studies.study(n).FIGURES]
+    verdicts = pd.read_csv(paths.REFERENCE / "claims.csv").set_index("id")["verdict"].to_dict()
+    found = report(frames, frames, verdicts, verdicts, times)
+    named = {line.partition(":")[0] for line in found[:-1]}
+    rest = {name for study in studies.STUDIES for name in studies.study(study).FIGURES}
+    rest -= {f for n in studies.of("default") for f in studies.study(n).FIGURES}
+    committed = {path.stem for path in paths.FIGURES.glob("*.png")}
+    assert committed - rest <= named  # the rest is drawn by longer profiles alone
+    assert found[-1].endswith(f"0 of {len(entries.load())} verdicts changed.")
 
 
 def test_frames_that_went_through_a_csv_still_match(tmp_path):

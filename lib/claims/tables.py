@@ -112,7 +112,10 @@ def four_ways(
     little: float, equal: float,
 ) -> Parts:  # fmt: skip
     """S0's table: parameters, extrapolation, speed, memory, models."""
-    return _whole("TAB-1", results, **{k: v for k, v in locals().items() if k != "results"})
+    return _whole(
+        "TAB-1", results, worse=worse, within=within, less=less, noticeable=noticeable, few=few,
+        little=little, equal=equal,
+    )  # fmt: skip
 
 
 def five_ways(results, about: float, deviation: float) -> Parts:
@@ -124,7 +127,9 @@ def six_ways(
     results, within: float, factor: float, few: float, less: float, deviation: float
 ) -> Parts:
     """S4's table: type, extrapolation, cost, parameters."""
-    return _whole("TAB-3", results, **{k: v for k, v in locals().items() if k != "results"})
+    return _whole(
+        "TAB-3", results, within=within, factor=factor, few=few, less=less, deviation=deviation
+    )
 
 
 def _name(encoding: str) -> str:
