@@ -27,6 +27,7 @@ html_theme = "furo"
 html_theme_options = {"top_of_page_buttons": []}
 html_css_files = ["book.css"]
 html_show_sphinx = html_show_copyright = html_show_sourcelink = html_copy_source = False
+html_use_index = False  # no terms are marked for one
 # A page that is opened from disk may not fetch another one to quote from it.
 html_show_search_summary = False
 # MathJax comes with the pages: one file, which draws equations as pictures and needs no fonts.

@@ -88,6 +88,9 @@ def notebook_text(text):
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _links(cell.source, paths.NOTEBOOKS)
+        else:  # what is said where a figure cannot be seen
+            drawn_by = cell.source.rstrip().rpartition("\n")[2].strip()
+            cell.metadata["mystnb"] = {"image": {"alt": f"figure: {drawn_by}"}}
         for output in cell.get("outputs", []):
             if html := output.get("data", {}).get("text/html"):
                 output.data["text/html"] = HTML_LINK.sub(_page, html)

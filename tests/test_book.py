@@ -59,6 +59,11 @@ def test_every_cell_but_the_title_can_be_linked_to():
     ]
 
 
+def test_a_figure_says_what_drew_it():
+    *_, cell = as_page(new_code_cell("x = 1\npictures.line(x)\n"))
+    assert cell.metadata["mystnb"]["image"]["alt"] == "figure: pictures.line(x)"
+
+
 @pytest.fixture
 def folder(tmp_path):
     def write(**pages):

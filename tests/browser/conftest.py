@@ -10,6 +10,7 @@ CHROMIUM = next(
 )
 # No sandbox: a container's root may not make one. Nothing is fetched behind the tests' back.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PATIENCE = 300_000  # milliseconds: a slow machine is no fault of a page
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("There is no Chromium here: install it (Debian: chromium) to run these tests.")
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE)
         yield browser
         browser.close()
 
@@ -33,6 +34,7 @@ def visit(browser):
         """home: how the addresses of all that the page may ask for begin."""
         context = browser.new_context(**options)
         contexts.append(context)
+        context.set_default_timeout(PATIENCE)
         page, complaints, strangers = context.new_page(), [], []
 
         def said(message):
