@@ -34,6 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted: the same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
+    except UnicodeEncodeError as error:
+        what = f"a name or a text cannot be written here ({error})"
+        print(f"Error: {what}. Set PYTHONUTF8=1 and run again.", file=sys.stderr)
+        return BAD
     except (ValueError, RuntimeError, ArithmeticError) as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD
