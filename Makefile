@@ -47,7 +47,7 @@ full: $(READY) ## the long profile: longer training, more seeds; stops and resum
 	@$(VENV_PYTHON) -m lib run --profile full --study "$(STUDY)"
 
 accept: $(STAMP) ## promote build/default to the committed reference (PROFILE=full: what full has finished)
-	@$(VENV_PYTHON) -m lib accept --profile $(or $(PROFILE),default)
+	@$(VENV_PYTHON) -m lib accept --profile $(or $(PROFILE),default) --study "$(STUDY)"
 
 bench: $(STAMP) ## measure what things cost on this machine (GPU where present), into build/bench/
 	@$(VENV_PYTHON) -m lib bench

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--profile", default="default", help="quick, default or full")
     accept = add("accept", _accept, "promote what was built to the committed reference")
     accept.add_argument("--profile", default="default", help="default or full")
+    accept.add_argument("--study", help="of full, one study alone")
     add("sweep", _sweep, "choose the learning rates anew")
     bench = add("bench", _bench, "measure what things cost on this machine")
     bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
@@ -111,10 +112,12 @@ def _draw(options):
 def _accept(options):
     from lib import reproduce
 
-    accepts = {"default": reproduce.accept, "full": reproduce.accept_full}
-    if options.profile not in accepts:
+    if options.profile not in ("default", "full"):
         raise ValueError(f"Only default and full are committed, not {options.profile!r}.")
-    accepts[options.profile]()
+    if options.profile == "full":
+        reproduce.accept_full(options.study or None)
+    else:
+        reproduce.accept()
 
 
 def _sweep(options):

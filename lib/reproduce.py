@@ -28,9 +28,8 @@ def run(profile: str, study: str | None = None) -> None:
     place = paths.results(profile)
     if profile not in (*paths.PROFILES, paths.GPU):
         raise ValueError("The reference is what `make accept` promotes: choose another profile.")
-    if study is not None and study not in studies.of(profile):
-        known = ", ".join(studies.of(profile))
-        raise ValueError(f"The profile {profile} has no study {study!r}; choose one of: {known}.")
+    if study is not None:
+        _check_study(study, profile)
     if profile == paths.GPU and not torch.cuda.is_available():
         raise ValueError("The profile gpu needs an NVIDIA GPU that torch can use: there is none.")
     began = time.monotonic()
@@ -49,6 +48,14 @@ def run(profile: str, study: str | None = None) -> None:
     print(f"{profile}: done in {(time.monotonic() - began) / 60:.1f} min; see {_relative(place)}/")
     if profile == "default":
         print("\n".join(compare()))
+
+
+def _check_study(name: str, profile: str) -> None:
+    known = studies.of(profile)
+    if name not in known:
+        raise ValueError(
+            f"The profile {profile} has no study {name!r}; choose one of: {', '.join(known)}."
+        )
 
 
 def run_study(name: str, profile: str) -> None:
@@ -165,14 +172,16 @@ def accept() -> None:
     print(f"{_relative(built)} is the reference now; `git diff --stat` shows what changed.")
 
 
-def accept_full() -> None:
-    """Commit what `make full` has finished so far, study by study, into data/reference/full.
+def accept_full(study: str | None = None) -> None:
+    """Commit what `make full` has finished of one study, or of all, into data/reference/full.
 
     Figures of studies that the default profile leaves out are drawn into figures/. Raises
-    ValueError when nothing is finished, or less than what is committed.
+    ValueError for an unknown study, and when nothing is finished, or less than what is committed.
     """
+    if study is not None:
+        _check_study(study, "full")
     place, taken = paths.results("reference of full"), []
-    for name in studies.of("full"):
+    for name in [study] if study else studies.of("full"):
         jobs = studies.study(name).jobs("full")
         outcomes = runs.finished(jobs)
         committed = place / f"{name}_timings.csv"

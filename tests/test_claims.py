@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib import claims, paths, studies
+from lib import claims, files, paths, studies
 from lib.claims import entries, measured, proofs, verdicts
 from lib.claims.verdicts import (
     HOLDS,
@@ -569,6 +569,7 @@ def built(tmp_path, monkeypatch):
 def test_decide_reads_a_profile_and_answers_every_claim(built):
     before = claims.decide("quick").set_index("id")
     results({"sinusoidal": steep, "alibi": falls}).to_csv(built, index=False)
+    files.enlist(built)
     after = claims.decide("quick")
     assert list(after.columns) == list(claims.COLUMNS) and list(after["id"]) == IDS
     assert after[["verdict", "verdict_here", "verdict_published"]].isin(WORDS).all(axis=None)

@@ -42,6 +42,7 @@ def said(capsys):
         (["run", "--profile", "full", "--study", "nothing"], "no study 'nothing'"),
         (["run", "--profile", "default", "--study", "examples"], "no study 'examples'"),
         (["accept", "--profile", "quick"], "not 'quick'"),
+        (["accept", "--profile", "full", "--study", "nothing"], "no study 'nothing'"),
         (["notebooks", "99_nothing"], "no notebook 99_nothing"),
     ],
 )
