@@ -85,8 +85,11 @@ def test_no_pickle_is_loaded_from_the_store(tmp_path, monkeypatch):
     def refuse(*arguments, **named):
         raise AssertionError("a pickle was loaded")
 
-    for name in ("load", "loads", "Unpickler", "_Unpickler"):
-        monkeypatch.setattr(pickle, name, refuse)
+    class Refusing(pickle.Unpickler):
+        load = refuse
+
+    for name, instead in {"load": refuse, "loads": refuse, "Unpickler": Refusing}.items():
+        monkeypatch.setattr(pickle, name, instead)
     monkeypatch.setattr(torch, "load", refuse)
     corpus.load.cache_clear()
     training = TrainingConfig(
