@@ -13,10 +13,13 @@ TORCH_INDEX ?=
 STUDY ?=
 # More arguments for jupyter lab, such as LAB_ARGS=--no-browser.
 LAB_ARGS ?=
-export WORKERS RUNNER
+# The folder that holds the archives of WikiText-103 (make gpu); empty means they are downloaded.
+WIKITEXT ?=
+export WORKERS RUNNER WIKITEXT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick reproduce full accept bench test test-ray lab book browser lint clean
+.PHONY: help setup quick reproduce full gpu gpu-check accept bench test test-ray faults
+.PHONY: lab book browser lint clean
 
 VENV_PYTHON := .venv/bin/python
 # The stamp is written last and holds the folder that .venv was made for.
@@ -49,10 +52,21 @@ accept: $(STAMP) ## promote build/default to the committed reference (PROFILE=fu
 bench: $(STAMP) ## measure what things cost on this machine (GPU where present), into build/bench/
 	@$(VENV_PYTHON) -m lib bench
 
+gpu: $(STAMP) ## the main figure on WikiText-103 (downloaded, or WIKITEXT=folder), on one GPU
+	@$(VENV_PYTHON) -m lib run --profile gpu
+
+# Without set-up: torch and numpy are enough, so a machine lent for minutes can run it at once. It is
+# PYTHON's when that is asked for, else that of .venv where there is one.
+gpu-check: ## conformance, timings and a short training on one GPU, into data/reference/gpu/
+	@"$(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(VENV_PYTHON)),$(PYTHON)),$(PYTHON))" -m lib gpu-check
+
 # One pytest for both: the workers share out test files and notebooks, a notebook stays whole.
 test: $(STAMP) ## unit tests, and every notebook against its committed outputs
 	@$(VENV_PYTHON) -m pytest -n $(or $(WORKERS),logical) --maxprocesses 8 --dist loadscope \
-	    --nbval --nbval-cell-timeout 120 --ignore tests/browser tests notebooks
+	    --nbval --nbval-cell-timeout 120 --ignore tests/browser --ignore tests/faults tests notebooks
+
+faults: $(STAMP) ## break runs in every way that is known: kills, full disks, damage, no network
+	@$(VENV_PYTHON) -m pytest --durations 0 -vv tests/faults
 
 test-ray: $(RAY_STAMP) ## the tests that need a Ray cluster, on one of this machine
 	@RUNNER=ray $(VENV_PYTHON) -m pytest tests/test_cluster.py

@@ -1,11 +1,12 @@
 """The command line behind the Makefile: every failure is one sentence, never a traceback.
 
-    python -m lib run --profile quick | default | full
+    python -m lib run --profile quick | default | full | gpu
     python -m lib draw --profile quick | default | full     draw its figures anew
     python -m lib accept        promote build/default to the committed reference
                                 (--profile full: what `make full` has finished so far)
     python -m lib sweep         choose the learning rates anew (data/*learning_rates.csv)
     python -m lib bench         measure costs on this machine, into build/bench/
+    python -m lib gpu-check     what a GPU makes of the encodings, into data/reference/gpu/
     python -m lib compare FILE  an encoding of your own beside the survey's, into build/compare/
     python -m lib context FILE --to N   how a model of this config.json reads N tokens
     python -m lib train FILE    train one model, alone or under torchrun, into build/train/
@@ -23,6 +24,9 @@ INTERRUPTED, BAD = 130, 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status is 0, 2 for an error, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # in an ASCII locale, an arrow is written as \u2192
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = _parser().parse_args(arguments)
     try:
@@ -30,8 +34,18 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted: the same command goes on from here.", file=sys.stderr)
         return INTERRUPTED
+    except UnicodeEncodeError as error:
+        what = f"a name or a text cannot be written here ({error})"
+        print(f"Error: {what}. Set PYTHONUTF8=1 and run again.", file=sys.stderr)
+        return BAD
     except (ValueError, RuntimeError, ArithmeticError) as error:
         print(f"Error: {error}", file=sys.stderr)
+        return BAD
+    except MemoryError:
+        print("Error: out of memory. Run it again with WORKERS=1, or elsewhere.", file=sys.stderr)
+        return BAD
+    except ModuleNotFoundError as error:
+        print(f"Error: the package {error.name} is missing: run `make setup`.", file=sys.stderr)
         return BAD
     except OSError as error:
         what = f"{error.strerror or error}: {error.filename or 'a file'}"
@@ -60,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     add("sweep", _sweep, "choose the learning rates anew")
     bench = add("bench", _bench, "measure what things cost on this machine")
     bench.add_argument("parts", nargs="*", help="which, such as rotation; none means all")
+    check = add("gpu-check", _gpu_check, "what a GPU makes of the encodings, in five minutes")
+    check.add_argument("--device", help="cpu: a dry run with small sizes")
     compare = add("compare", _compare, "try an encoding of your own beside the survey's")
     compare.add_argument("file", help="a Python file that registers one encoding")
     compare.add_argument("--out", help="the report's folder; build/compare/<name> by default")
@@ -115,6 +131,12 @@ def _bench(options):
     from lib import bench
 
     bench.run(options.parts or None)
+
+
+def _gpu_check(options):
+    from lib import gpu_check
+
+    gpu_check.run(options.device)
 
 
 def _compare(options):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise
     except OSError as error:
         error.filename = str(path)  # the temporary name says nothing, and a full disk says none
+        raise
+    except Exception as error:
+        # What a library in Rust (safetensors) raises is its own, with the system's number in it.
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            n = int(number[1])
+            raise OSError(n, os.strerror(n), str(path)) from None
         raise
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from lib import files
 from tests.refusing import refuses
@@ -158,3 +159,13 @@ def test_a_full_disk_is_named_by_the_file_that_was_to_be(tmp_path):
             full.write("x")
     assert error.value.errno == errno.ENOSPC and error.value.filename == str(target)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_under_a_library_in_rust_is_an_error_of_the_system(tmp_path):
+    target = tmp_path / "model.safetensors"
+    with pytest.raises(OSError) as error, files.atomic(target):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(target)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(SafetensorError), files.atomic(target):  # another error stays what it is
+        raise SafetensorError("invalid header")
