@@ -71,6 +71,8 @@ def run(
                 going[task.options(**options).remote(jobs[i], mine, do, _versions())] = i
             finished = {}
             ready, _ = ray.wait(list(going), timeout=POLL)
+            if not ready:  # a task that no machine can take would wait for ever
+                _fitting(ray, max((jobs[i] for i in going.values()), key=lambda job: job.gpus))
             for stream in ready:
                 i = going[stream]
                 try:
@@ -153,15 +155,24 @@ def _check_address(address: str) -> None:
         ) from None
 
 
-def _request(ray, job, alone: bool) -> dict:
-    """The options of a job's task: what it asks for, and where it may run.
+def _fitting(ray, job) -> list[dict]:
+    """The machines of the cluster that have what a job asks for; ValueError when there is none."""
+    need = {"CPU": 1, "GPU": job.gpus}
+    found = [
+        node
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(what, 0) >= n for what, n in need.items())
+    ]
+    if not found:
+        raise ValueError(
+            f"{job.name} needs a machine with 1 CPU and {job.gpus} GPUs: the cluster has none."
+        )
+    return found
 
-    Raises ValueError when no machine of the cluster has that much.
-    """
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    fitting = [n for n in nodes if n["Resources"].get("GPU", 0) >= job.gpus]
-    if not fitting:
-        raise ValueError(f"{job.name} needs {job.gpus} GPUs: no machine of the cluster has them.")
+
+def _request(ray, job, alone: bool) -> dict:
+    """The options of a job's task: what it asks for, and where it may run."""
+    fitting = _fitting(ray, job)
     request = {"num_cpus": 1, "num_gpus": job.gpus, "num_returns": "streaming", "max_retries": 0}
     if alone:  # all times from one machine, and all of its cores, so that nothing runs beside
         most = max(fitting, key=lambda n: (n["Resources"].get("CPU", 0), n["NodeID"]))
