@@ -113,7 +113,8 @@ def without_ids(notebook):
         del cell["id"]
 
 
-BIG = base64.b64encode(os.urandom(71_000)).decode()
+LARGE = notebooks.LARGEST_PICTURE + 1_000
+BIG = base64.b64encode(os.urandom(LARGE)).decode()
 FAULTS = {
     "run twice": (set_("execution_count", 4), "in order: 1, 4, 3"),
     "not run": (set_("execution_count", None), "in order: 1, never, 3"),
@@ -148,7 +149,7 @@ FAULTS = {
     ),
     "a heading alone": (no_prose_before_the_figure, "cell 3: no words before its figure"),
     "two figures": (a_second_figure_at_once, "cell 4: no words before its figure"),
-    "a large figure": (output("display_data", {"image/png": BIG}), "its figure has 71000 bytes"),
+    "a large figure": (output("display_data", {"image/png": BIG}), f"its figure has {LARGE} bytes"),
     "a large file": (output("stream", name="stdout", text="a" * 300_000), "more than 300000"),
     "timings": (set_("metadata", {"execution": {}}), "cell 3: its metadata is not normalised"),
     "a release": (the_python_release, "its metadata is not normalised: execute it"),
