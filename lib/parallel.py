@@ -228,18 +228,21 @@ def _write(training: Parallel, place: Path, data: str, seconds: float) -> None:
 def _joined():
     """Join the processes that torchrun has started; yields the number of this one, and how many."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    torch.set_flush_denormal(True)
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    if world == 1:
-        yield 0, 1
-        return
-    kind = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(kind, timeout=datetime.timedelta(seconds=PATIENCE))
+    torch.set_flush_denormal(True)
     try:
-        yield dist.get_rank(), world
+        if world == 1:
+            yield 0, 1
+            return
+        kind = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(kind, timeout=datetime.timedelta(seconds=PATIENCE))
+        try:
+            yield dist.get_rank(), world
+        finally:
+            dist.destroy_process_group()
     finally:
-        dist.destroy_process_group()
+        torch.set_flush_denormal(False)
 
 
 def _text(name: str):

@@ -1,7 +1,6 @@
 """Set before anything imports torch: one thread, in the tests and in the kernels they start."""
 
 import os
-import sys
 
 # pytest runs one worker a core; a second thread in each would only make them fight. It also
 # makes sums, and so printed numbers, independent of the number of cores.
@@ -9,18 +8,9 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests download nothing, and say so at once if they try
 
-import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 # No deadline, since a shared core makes times meaningless. In CI the examples are the same each
 # time, so that a red run is about the change; elsewhere hypothesis keeps looking.
 settings.register_profile("here", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 settings.load_profile("here")
-
-
-@pytest.fixture(autouse=True)
-def denormals_are_numbers():
-    """A training that a test makes here rounds denormals to zero; the next test has them again."""
-    yield
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_flush_denormal(False)
