@@ -127,6 +127,11 @@ def looks(names):
     return {n: LOOKS[n] if n in LOOKS else next(spare)._replace(label=str(n)) for n in names}
 
 
+def short(name):
+    """The label of an encoding or a scaling, without what it says in brackets."""
+    return looks([name])[name].label.split(" (")[0]
+
+
 # ---- numbers -------------------------------------------------------------------------------------
 
 COLUMNS = ["panel", "encoding", "x", "value", "sd", "low", "high", "n"]

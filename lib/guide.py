@@ -81,12 +81,12 @@ class Rows:
 
     def change(self, encoding: str, s: int, low=-INF, high=INF) -> Cite:
         values = self.text.change(encoding, L, s * L)
-        what = f"{_name(encoding)} at {s} L, against itself at L"
+        what = f"{figures.short(encoding)} at {s} L, against itself at L"
         return Cite(what, _interval(values), low, high, "11_extrapolation#ext-order", _change)
 
     def against(self, a: str, b: str, s: int, low=-INF, high=INF) -> Cite:
         values = paired(self.text.loss(a, L, s * L), self.text.loss(b, L, s * L))
-        what = f"{_name(a)} against {_name(b)} at {s} L"
+        what = f"{figures.short(a)} against {figures.short(b)} at {s} L"
         return Cite(what, _interval(values), low, high, "11_extrapolation#ext-pairs-code", _change)
 
     def scaled(self, a: str, b: str, s: int, low=-INF, high=INF, at=None, tuned=0) -> Cite:
@@ -96,30 +96,31 @@ class Rows:
         other = extension.loss(self.results, b, s, (at or s) * L)
         steps = f" after {tuned} steps" if tuned else ""
         length = f" at {at} L".replace(" 1 L", " L") if at else ""
-        what = f"{_name(a)} at {s} L{steps}, against {_name(b)}{length}"
+        what = f"{figures.short(a)} at {s} L{steps}, against {figures.short(b)}{length}"
         cell = "ext8-tune" if tuned else "ext8-zero-shot"
         found = _interval(paired(one, other))
         return Cite(what, found, low, high, f"08_context_extension#{cell}", _change)
 
     def time(self, encoding: str, low=-INF, high=INF) -> Cite:
-        """The time of training over that with sinusoids, at the longest length measured."""
-        lengths = self.costs.lengths("training")
-        found = self.costs.ratio("training", encoding, lengths[-1]) if lengths else None
-        at = f" at {lengths[-1]} tokens" if lengths else ""
-        what = f"{_name(encoding)}, time of training over sinusoids'{at}"
-        return Cite(what, found, low, high, "13_cost#cost-training", _times)
+        words = "time of training"
+        return self._cost("training", encoding, words, low, high, "13_cost#cost-training")
 
     def memory(self, encoding: str, low=-INF, high=INF) -> Cite:
-        lengths = self.costs.lengths("inference memory")
-        found = self.costs.ratio("inference memory", encoding, lengths[-1]) if lengths else None
+        words = "memory of inference"
+        return self._cost("inference memory", encoding, words, low, high, "13_cost#cost-memory")
+
+    def _cost(self, kind: str, encoding: str, words: str, low, high, cell: str) -> Cite:
+        """A cost over that with sinusoids, at the longest length measured."""
+        lengths = self.costs.lengths(kind)
+        found = self.costs.ratio(kind, encoding, lengths[-1]) if lengths else None
         at = f" at {lengths[-1]} tokens" if lengths else ""
-        what = f"{_name(encoding)}, memory of inference over sinusoids'{at}"
-        return Cite(what, found, low, high, "13_cost#cost-memory", _times)
+        what = f"{figures.short(encoding)}, {words} over sinusoids'{at}"
+        return Cite(what, found, low, high, cell, _times)
 
     def pictures(self, a: str, b: str, low=-INF, high=INF, grid=GRID) -> Cite:
         question = "trained" if grid == vision.TRAINED else "scaled"
         values = vision.paired(self.results["vision"], a, b, question, grid)
-        what = f"{_name(a)} less {_name(b)}, {grid[0]}×{grid[1]}"
+        what = f"{figures.short(a)} less {figures.short(b)}, {grid[0]}×{grid[1]}"
         return Cite(
             what, _interval(values), low, high, "10_two_dimensional_rope#grid-table", _points
         )
@@ -128,17 +129,13 @@ class Rows:
         found = generalization.longer(self.results["generalization"])
         nothing = pd.Series(dtype=float)
         values = paired(found.get((task, a), nothing), found.get((task, b), nothing))
-        what = f"{task}, {_name(a)} less {_name(b)} past the trained lengths"
+        what = f"{task}, {figures.short(a)} less {figures.short(b)} past the trained lengths"
         cell = "12_length_generalization#gen-pairs-code"
         return Cite(what, _interval(values), low, high, cell, _points)
 
 
 def _interval(values: pd.Series) -> figures.Interval | None:
     return figures.interval(values) if len(values) else None
-
-
-def _name(name: str) -> str:
-    return figures.looks([name])[name].label.split(" (")[0]
 
 
 FEW, SOME = math.log1p(0.02), math.log1p(0.10)  # no loss, and a breakdown, as the claims have them

@@ -12,7 +12,7 @@ import pandas as pd
 from lib import claims, gallery
 from lib.claims import entries, tables
 from lib.claims.verdicts import HOLDS, IN_PART, NOT_TESTABLE, REFUTED, UNDECIDED
-from lib.figures import LABELS
+from lib.figures import short
 
 # A sign and a colour a verdict: blue and orange stay apart for colour-blind readers, and the word
 # stands beside them.
@@ -146,8 +146,7 @@ def table(cells: list[tables.Cell]) -> Page:
     head = "".join(f"<th {_style()}>{escape(name)}</th>" for name in ("", *columns))
     body = ""
     for encoding in dict.fromkeys(cell.encoding for cell in cells):
-        name = LABELS[encoding].split(" (")[0]
-        body += f"<tr><th {_style()}>{escape(name)}</th>"
+        body += f"<tr><th {_style()}>{escape(short(encoding))}</th>"
         body += "".join(_said_and_found(at.get((encoding, column))) for column in columns) + "</tr>"
     html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return Page(html, f"{len(cells)} cells: {counted(cells)}")

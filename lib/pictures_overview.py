@@ -25,7 +25,7 @@ def standings(frame):
         ax.scatter(x, y, s=300, color=shade, linewidths=0, marker="s")
         if row.unbeaten:
             ax.scatter(x, y, s=420, facecolors="none", edgecolors="#b23a08", linewidths=1.8)
-    ax.set_xticks(range(len(schemes)), [_short(name) for name in schemes])
+    ax.set_xticks(range(len(schemes)), [figures.short(name) for name in schemes])
     ax.set_yticks(range(len(settings)), settings)
     ax.set(xlim=(-0.6, len(schemes) - 0.4), ylim=(len(settings) - 0.4, -0.6))
     ax.xaxis.tick_top()
@@ -34,10 +34,6 @@ def standings(frame):
     for spine in ax.spines.values():
         spine.set_visible(False)
     return figure
-
-
-def _short(encoding):
-    return figures.looks([encoding])[encoding].label.split(" (")[0]
 
 
 # ---- the field in one figure ---------------------------------------------------------------------
@@ -103,7 +99,8 @@ def _small_curve(ax, frame, name):
     ax.set_facecolor("white")
     for spine in ax.spines.values():
         spine.set_visible(False)
-    ax.set_title(_short(name), color=figures._legible(look.colour), loc="left", fontsize=10.5)
+    colour = figures._legible(look.colour)
+    ax.set_title(figures.short(name), color=colour, loc="left", fontsize=10.5)
     if rows.empty:
         ax.text(4, 1.3, "not in\nthis build", ha="center", va="center", fontsize=8)
         return

@@ -47,7 +47,7 @@ class Setting(NamedTuple):
             words = f"{found:+.2f}"
         elif found:
             words = f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-        what = f"{_name(scheme)} behind {_name(other)}, {self.name}"
+        what = f"{figures.short(scheme)} behind {figures.short(other)}, {self.name}"
         return Part(what, judge(found, low=self.margin), words)
 
 
@@ -107,9 +107,10 @@ def beaten(found: list[Setting], scheme: str) -> Part:
     words = [part.verdict for part in parts]
     if HOLDS in words:
         first = parts[words.index(HOLDS)]
-        return Part(_name(scheme), HOLDS, f"{first.what} {first.measured}")
+        return Part(figures.short(scheme), HOLDS, f"{first.what} {first.measured}")
     sure = bool(words) and set(words) == {REFUTED}
-    return Part(_name(scheme), REFUTED if sure else UNDECIDED, "by none" if parts else "not there")
+    verdict = REFUTED if sure else UNDECIDED
+    return Part(figures.short(scheme), verdict, "by none" if parts else "not there")
 
 
 def _all_beaten(found: list[Setting]) -> Part:
@@ -231,7 +232,3 @@ def _of_costs(results, margin: float) -> list[Setting]:
             counted = kind.endswith("memory")
             made.append(Setting(f"{kind} at {length}", losses, margin, counted))
     return made
-
-
-def _name(scheme: str) -> str:
-    return figures.LABELS.get(scheme, scheme).split(" (")[0]

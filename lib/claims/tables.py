@@ -29,7 +29,7 @@ from lib.claims.verdicts import (
     overall,
 )
 from lib.encodings import build
-from lib.figures import LABELS
+from lib.figures import short
 from lib.studies.extrapolation import L
 
 Parts = tuple[list[Part], list[Part]]
@@ -102,7 +102,7 @@ def _whole(table: str, results, **tolerance: float) -> Parts:
     for cell in cells(table, results, **tolerance):
         for parts, side in zip((cell.here, cell.published), sides, strict=True):
             if parts:
-                what = f"{_name(cell.encoding)}, {cell.column} ({cell.said})"
+                what = f"{short(cell.encoding)}, {cell.column} ({cell.said})"
                 side.append(Part(what, combine(p.verdict for p in parts), cell.found))
     return sides
 
@@ -130,10 +130,6 @@ def six_ways(
     return _whole(
         "TAB-3", results, within=within, factor=factor, few=few, less=less, deviation=deviation
     )
-
-
-def _name(encoding: str) -> str:
-    return LABELS[encoding].split(" (")[0]
 
 
 # ---- parameters, and what a position does --------------------------------------------------------
@@ -338,7 +334,7 @@ def _far(evidence, encoding: str, said: str, t: dict) -> Found:
                 continue
             better = degree < words[encoding]
             region = {"high": 0.0} if better else {"low": 0.0}
-            what = f"{'ahead of' if better else 'behind'} {_name(other)}"
+            what = f"{'ahead of' if better else 'behind'} {short(other)}"
             parts.append(source.part(what, against, **region))
         sides.append(parts)
     here = evidence.texts[0]
@@ -478,8 +474,8 @@ def _models(evidence, encoding: str, said: str, t: dict) -> Found:
         if model not in records.index:
             raise _unknown("models", model)
         uses, source = records.loc[model, ["encoding", "source"]]
-        parts.append(_is(model, uses == encoding, f"{_name(uses)} ({source})"))
-        found.append(model if uses == encoding else f"{model} has {_name(uses)}")
+        parts.append(_is(model, uses == encoding, f"{short(uses)} ({source})"))
+        found.append(model if uses == encoding else f"{model} has {short(uses)}")
     return ", ".join(found), [], parts
 
 
