@@ -11,7 +11,6 @@ taken to grow as much. How fast a core is comes from the committed timings of th
 fast a GPU would be is an assumption, stated and never measured: PEAK and SHARE.
 """
 
-import json
 
 import pandas as pd
 
@@ -42,7 +41,7 @@ def here() -> tuple[list[TrainingConfig], float]:
     """The trainings of the main figure, and how many operations a core made a second in those of
     the reference."""
     trainings = {job.name: job.training for job in extrapolation.jobs("default")}
-    timings = pd.read_csv(paths.REFERENCE / "extrapolation_timings.csv")
+    timings = studies.read("extrapolation_timings")
     done = sum(trainings[run].tokens * operations(trainings[run]) for run in timings["run"])
     return list(trainings.values()), done / timings["training_seconds"].sum()
 
@@ -70,13 +69,13 @@ def table(peak: float = PEAK, share: float = SHARE) -> pd.DataFrame:
         config, _ = parallel.read(paths.DATA / "large" / f"{size}.toml")
         growth = config.tokens * operations(config) / typical
         for name in STUDIES:
-            source = json.loads((paths.REFERENCE / f"{name}_provenance.json").read_text())
-            work = source["seconds"] * rate * growth
+            seconds = studies.provenance(name)["seconds"]
+            work = seconds * rate * growth
             rows.append(
                 {
                     "study": name,
                     "size": size,
-                    "here": source["seconds"],
+                    "here": seconds,
                     "operations": work,
                     "core": work / rate,
                     "gpu": work / (peak * share),

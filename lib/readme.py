@@ -5,10 +5,7 @@ function of that name here; `python -m lib readme` writes it anew, and a test ch
 current.
 """
 
-import json
 import re
-
-import pandas as pd
 
 from lib import bounds, files, gallery, guide, paths, studies
 from lib.claims import Results
@@ -82,8 +79,7 @@ def findings() -> str:
 
 def verdicts() -> str:
     """How many claims of the survey texts hold, in the reference."""
-    table = pd.read_csv(files.verified(paths.REFERENCE / "claims.csv"))
-    counts = table["verdict"].value_counts()
+    counts = studies.read("claims")["verdict"].value_counts()
     names = [word for word in WORDS if word in counts]
     head = "| " + " | ".join(name.replace("_", " ") for name in names) + " |"
     rule = "|" + "---|" * len(names)
@@ -94,11 +90,9 @@ def costs() -> str:
     """What each profile costs: declared core-seconds, and what the reference took."""
     rows = ["| study | quick | default | full | the reference took |", "|---|---|---|---|---|"]
     for name in studies.STUDIES:
-        cost, path = studies.study(name).COST, paths.REFERENCE / f"{name}_provenance.json"
-        took = "–"
-        if path.exists():
-            source = json.loads(files.verified(path).read_text(encoding="utf-8"))
-            took = f"{source['seconds']:,.0f}"
+        cost, took = studies.study(name).COST, "–"
+        if name in studies.of("reference"):
+            took = f"{studies.provenance(name)['seconds']:,.0f}"
         rows.append(
             f"| {name} | {cost['quick']:,} | {cost['default']:,} | {cost['full']:,} | {took} |"
         )

@@ -125,8 +125,7 @@ def draw(profile: str) -> None:
 def draw_study(name: str, profile: str) -> None:
     """Draw the figures and write the tables of one study from the results of a profile."""
     study, results, place = studies.study(name), studies.read(name, profile), paths.results(profile)
-    origin = files.verified(place / f"{name}_provenance.json")
-    source = json.loads(origin.read_text(encoding="utf-8"))
+    source = studies.provenance(name, profile)
     for table, make in study.TABLES.items():
         files.write_csv(make(results), place / f"{table}.csv")
         files.enlist(place / f"{table}.csv")
@@ -142,9 +141,7 @@ def compare() -> list[str]:
     if not (paths.REFERENCE / "claims.csv").exists():
         return ["There is no reference yet: `make accept` makes this build the reference."]
     verdicts = [
-        pd.read_csv(files.verified(paths.results(profile) / "claims.csv"))
-        .set_index("id")["verdict"]
-        .to_dict()
+        studies.read("claims", profile).set_index("id")["verdict"].to_dict()
         for profile in ("default", "reference")
     ]
     timings = [

@@ -42,7 +42,7 @@ def test_every_study_says_what_it_runs(name, profile):
     study = studies.study(name)
     jobs = study.jobs(profile)
     keys = [(j.training.key if j.training else None, str(j.settings)) for j in jobs]
-    assert len(set(keys)) == len(keys)
+    assert len(set(keys)) == len(keys) and bool(jobs) == (name in studies.of(profile))
     assert all(importlib.import_module(job.measure).MEASURING for job in jobs)
     # The other text may be downloaded: the gpu profile's alone.
     assert {job.training.text for job in jobs if job.training} <= {texts.MESSAGES}

@@ -7,6 +7,7 @@ measures time says ALONE = True; one that a profile leaves out has no jobs there
 """
 
 import importlib
+import json
 
 import pandas as pd
 
@@ -36,15 +37,15 @@ def study(name: str):
 
 
 def of(profile: str) -> list[str]:
-    """The studies that a profile runs; one without jobs there is left out.
+    """The studies that a profile runs; one that costs nothing there has no jobs, and is left out.
 
     Raises ValueError for a profile that does not exist.
     """
     paths.results(profile)
     if profile == paths.GPU:
         return list(GPU)
-    committed = {"reference": "default", "reference of full": "full"}
-    return [name for name in STUDIES if study(name).jobs(committed.get(profile, profile))]
+    profile = {"reference": "default", "reference of full": "full"}.get(profile, profile)
+    return [name for name in STUDIES if study(name).COST[profile]]
 
 
 def alone(name: str) -> bool:
@@ -53,7 +54,7 @@ def alone(name: str) -> bool:
 
 
 def read(name: str, profile: str = "reference") -> pd.DataFrame:
-    """The results of a study, one row a measurement.
+    """The results of a study, one row a measurement; or another table of a profile, by its name.
 
     Raises ValueError when the profile has not been run here, or its results are damaged.
     """
@@ -62,6 +63,15 @@ def read(name: str, profile: str = "reference") -> pd.DataFrame:
         command = {"default": "reproduce"}.get(profile, profile)
         raise ValueError(f"The profile {profile!r} has no {path.name} yet: run `make {command}`.")
     return pd.read_csv(files.verified(path))
+
+
+def provenance(name: str, profile: str = "reference") -> dict:
+    """Where the results of a study come from, as `figures.provenance` says it.
+
+    Raises OSError when the profile has not been run here, ValueError when the file is damaged.
+    """
+    path = files.verified(paths.results(profile) / f"{name}_provenance.json")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
