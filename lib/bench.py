@@ -34,6 +34,7 @@ from lib import files, paths, runs, transformer
 from lib.attention import Distances, attend, plain
 from lib.encodings import ENCODINGS, build
 from lib.encodings.rope import table, turn_by
+from lib.timing import in_turns
 from lib.training import TrainingConfig, descend, optimizer_of
 from lib.transformer import Cache
 
@@ -52,35 +53,6 @@ ATTENTION = {"B": 1, "H": 4, "T": 4096, "d": 64}
 
 
 # ---- measuring -----------------------------------------------------------------------------------
-
-
-def seconds(f: Callable, device) -> float:
-    """How long one call of f takes."""
-    if device.type == "cuda":
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        f()
-        last.record()
-        torch.cuda.synchronize()
-        return first.elapsed_time(last) / 1000
-    began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
-
-
-def in_turns(
-    candidates: dict[str, Callable], rounds: int, device, warm: bool = False
-) -> dict[str, list[float]]:
-    """The seconds of each candidate in each round; unless they are `warm`, after a call of each."""
-    names = list(candidates)
-    for f in () if warm else candidates.values():
-        f()
-    found = {name: [] for name in names}
-    for r in range(rounds):
-        first = r // 2 % len(names)
-        for name in (names[first:] + names[:first])[:: -1 if r % 2 else 1]:
-            found[name].append(seconds(candidates[name], device))
-    return found
 
 
 def peak_bytes(f: Callable, device) -> int:

@@ -27,6 +27,7 @@ from lib import files, paths
 from lib.attention import attend, causal_mask, plain
 from lib.encodings import ENCODINGS, build
 from lib.evaluation import perplexity
+from lib.timing import in_turns
 from lib.training import TrainingConfig, Windows, descend, mean_loss, optimizer_of, set_rates
 from lib.transformer import Cache, Config, Decoder
 
@@ -282,7 +283,10 @@ def timings(device, sizes: dict, deadline: float) -> list[dict]:
         for part, make in PARTS.items():
             if time.monotonic() > deadline:
                 return found
-            times = _in_turns(make(device, dtype, sizes), sizes["rounds"], device)
+            candidates = make(device, dtype, sizes)
+            for f in candidates.values():  # a second call that does not count
+                f()
+            times = in_turns(candidates, sizes["rounds"], device)
             for subject, values in times.items():
                 low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
                 found.append(
@@ -297,31 +301,6 @@ def timings(device, sizes: dict, deadline: float) -> list[dict]:
                     }
                 )
     return found
-
-
-def _in_turns(candidates: dict, rounds: int, device) -> dict[str, list[float]]:
-    """Each candidate once a round, after two calls that do not count."""
-    for f in 2 * list(candidates.values()):
-        f()
-    found = {name: [] for name in candidates}
-    for r in range(rounds):
-        names = list(candidates)
-        for name in names[r % len(names) :] + names[: r % len(names)]:
-            found[name].append(_seconds(candidates[name], device))
-    return found
-
-
-def _seconds(f, device) -> float:
-    if device.type != "cuda":
-        began = time.perf_counter()
-        f()
-        return time.perf_counter() - began
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    f()
-    last.record()
-    torch.cuda.synchronize()
-    return first.elapsed_time(last) / 1000
 
 
 def _inputs(device, dtype, sizes: dict, n: int):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refuses
 
-from lib import bench
+from lib import bench, timing
 from lib.training import Training, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -29,14 +29,14 @@ def test_memory_is_the_most_that_was_lent_at_once():
 
 def test_candidates_take_turns_and_none_always_follows_the_same():
     order = []
-    found = bench.in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 6, CPU)
+    found = timing.in_turns({n: lambda n=n: order.append(n) for n in "abc"}, 6, CPU)
     rounds = ["abc", "cba", "bca", "acb", "cab", "bac"]
     assert "".join(order) == "abc" + "".join(rounds)  # the first three are not counted
     assert all(len(times) == 6 for times in found.values())
 
 
 def test_seconds_are_those_of_the_call():
-    assert 0.02 <= bench.seconds(lambda: time.sleep(0.02), CPU) < 1
+    assert 0.02 <= timing.seconds(lambda: time.sleep(0.02), CPU) < 1
 
 
 def test_a_ratio_is_taken_within_its_round():

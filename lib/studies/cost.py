@@ -150,7 +150,7 @@ def overfit(encoding: str, seed: int, tokens: int) -> list[dict]:
     return rows
 
 
-MEASURING = (measure, overfit, (LITTLE,), "lib.bench", "lib.training")
+MEASURING = (measure, overfit, (LITTLE,), "lib.bench", "lib.timing", "lib.training")
 
 # ---- results -------------------------------------------------------------------------------------
 
