@@ -5,7 +5,7 @@ import pytest
 import test_own
 
 from lib import __main__ as cli
-from lib import bench, compare, conformance, corpus, figures, own, paths, runs
+from lib import bench, compare, conformance, figures, own, paths, runs
 from lib.encodings import ENCODINGS
 from lib.studies import cost, extrapolation, generalization
 
@@ -15,16 +15,10 @@ WRONG = test_own.GOOD.replace("return -delta", "return delta")
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
-    """A cache of the test's own, and every budget cut down."""
+def small(store, tmp_path, monkeypatch):
+    """Every budget cut down."""
     before = dict(ENCODINGS)
-    corpus.load()
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "corpus").symlink_to(paths.CACHE / "corpus")
-    monkeypatch.setattr(paths, "CACHE", cache)
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
-    monkeypatch.setenv("COMPANION_CACHE", str(cache))
     monkeypatch.setenv("WORKERS", "1")
     p = extrapolation.PROFILES["default"]
     budget = {

@@ -23,14 +23,7 @@ DAMAGED_ROWS = "measured again: the rows on record are damaged"
 MEASURE = "lib.studies.learning_rates"
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    """A cache folder of the test's own, with the prepared corpus in it."""
-    corpus.load()  # prepared where it usually lies, then linked
-    (tmp_path / "corpus").symlink_to(paths.CACHE / "corpus")
-    monkeypatch.setattr(paths, "CACHE", tmp_path)
-    monkeypatch.setenv("COMPANION_CACHE", str(tmp_path))  # for the workers
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def job(**changes):

@@ -76,11 +76,8 @@ def test_a_loader_is_seen_however_it_is_called(source, found):
     assert loads(source) == found
 
 
-def test_no_pickle_is_loaded_from_the_store(tmp_path, monkeypatch):
+def test_no_pickle_is_loaded_from_the_store(store, monkeypatch):
     """Processes of one run hand each other jobs and outcomes by pickle; files hold none."""
-    corpus.load()
-    (tmp_path / "corpus").symlink_to(paths.CACHE / "corpus")
-    monkeypatch.setattr(paths, "CACHE", tmp_path)
 
     def refuse(*arguments, **named):
         raise AssertionError("a pickle was loaded")

@@ -24,13 +24,8 @@ STEPS = 1000  # of each of two trainings: some ten seconds on one core, five che
 
 
 @pytest.fixture(autouse=True)
-def small(tmp_path, monkeypatch):
-    """A store and a build of the test's own, and the main figure with two little models."""
-    corpus.load()
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / "corpus").symlink_to(paths.CACHE / "corpus")
-    monkeypatch.setattr(paths, "CACHE", store)
+def small(store, tmp_path, monkeypatch):
+    """A build of the test's own, and the main figure with two little models."""
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setattr(studies, "STUDIES", ("extrapolation",))
     monkeypatch.setitem(extrapolation.LENGTHS, extrapolation.L, (64, 128))
