@@ -66,7 +66,7 @@ test: $(STAMP) ## unit tests, and every notebook against its committed outputs
 	    --nbval --nbval-cell-timeout 120 --ignore tests/browser --ignore tests/faults tests notebooks
 
 faults: $(STAMP) ## break runs in every way that is known: kills, full disks, damage, no network
-	@$(VENV_PYTHON) -m pytest --durations 0 -vv tests/faults
+	@$(VENV_PYTHON) -m pytest -n $(or $(WORKERS),logical) --dist loadfile -v tests/faults
 
 test-ray: $(RAY_STAMP) ## the tests that need a Ray cluster, on one of this machine
 	@RUNNER=ray $(VENV_PYTHON) -m pytest tests/test_cluster.py
