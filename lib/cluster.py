@@ -179,7 +179,8 @@ def _request(ray, job, alone: bool) -> dict:
         request["num_cpus"] = most["Resources"].get("CPU", 0)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        request["scheduling_strategy"] = NodeAffinitySchedulingStrategy(most["NodeID"], soft=True)
+        # Not soft: where that machine is lost before it begins, it is lost too, and asked for anew.
+        request["scheduling_strategy"] = NodeAffinitySchedulingStrategy(most["NodeID"], soft=False)
     return request
 
 

@@ -300,6 +300,30 @@ class TestOnACluster:
             runs.run([endless], "lost")
         killer.join()
 
+    def test_a_machine_lost_before_its_job_begins_leaves_it_to_another(
+        self, machines, tmp_path, monkeypatch
+    ):
+        """A job that goes alone waits for the largest machine, which is busy, and then gone."""
+        import ray
+
+        small, large = machines.add(1), machines.add(2)
+        new_store(tmp_path, monkeypatch)
+        cluster._connected({}, 1)
+        busy = ray.remote(num_cpus=2, max_retries=0)(lambda: time.sleep(600)).remote()
+
+        def lose_it():
+            time.sleep(10)
+            machines.cluster.remove_node(large, allow_graceful=False)
+
+        killer = threading.Thread(target=lose_it)
+        killer.start()
+        (done,) = runs.run([job(tokens=1024 * 30, seed=7)], "alone", alone=True)
+        assert not killer.is_alive() and done.trained.startswith("trained")
+        killer.join()
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(busy)
+        machines.cluster.remove_node(small)
+
     def test_everything_listens_on_loopback_alone(self):
         of_ray = [(address, who) for address, who in listening() if "ray" in who.lower()]
         assert len(of_ray) > 3  # the head's server, its machine's, the agents

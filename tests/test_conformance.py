@@ -4,6 +4,7 @@ encodings with planted faults: each must be caught by a property of its own fami
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 
 import mutants
@@ -183,6 +184,28 @@ def test_results_are_the_same_each_time():
 
 def judged(function, **draws):
     return run(Property("p", 1, function, draws, 50), None, "it")
+
+
+def test_cases_do_not_depend_on_the_code_that_is_loaded(tmp_path, monkeypatch):
+    cases = []
+
+    def note(subject, n):
+        cases[-1].append(n)
+        return Measure(0, 0)
+
+    property = Property("note", 0, note, {"n": st.integers(1, 10**6)}, 300)
+
+    def drawn():
+        cases.append([])
+        run(property, None, "")
+        return cases[-1]
+
+    before = drawn()
+    numbers = ", ".join(map(str, range(1000, 10**6, 1000)))
+    (tmp_path / "of_another.py").write_text(f"NUMBERS = [{numbers}]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("of_another")
+    assert drawn() == before and len(set(before)) > 100
 
 
 def test_nan_fails_and_so_does_an_exception():

@@ -1,8 +1,10 @@
 """One model over several processes: the losses of one process, resumed anywhere, never a hang."""
 
 import dataclasses
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -96,6 +98,19 @@ def test_parts_add_up_to_the_batch():
     other = dict(parts.decoder.named_parameters())
     for name, p in one.decoder.named_parameters():
         assert torch.allclose(p.grad, other[name].grad, atol=1e-6), name
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_it_is_the_same_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("lib.training.CHECKPOINT_STEPS", 3)
+    config = dataclasses.replace(SMALL, tokens=32 * 5)
+    one, checkpoint = train(config, TEXT, V), tmp_path / "checkpoint.safetensors"
+    make = functools.partial(parallel.Parallel, accumulate=2, compiled=True)
+    compiled = train(config, TEXT, V, checkpoint, kind=make)
+    assert compiled.losses == pytest.approx(one.losses, abs=1e-4)
+    assert weights(compiled).keys() == weights(one).keys()  # under its own names, for who loads it
+    resumed = train(config, TEXT, V, checkpoint, kind=make)
+    assert resumed.losses == compiled.losses and equal(weights(resumed), weights(compiled))
 
 
 def test_windows_that_cannot_be_shared_are_an_error():

@@ -1,12 +1,15 @@
 """How a property is written, and how it is run: cases are drawn, and the smallest failure found."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+from unittest import mock
 
 import hypothesis
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 
 FAMILIES = {
     0: "use: gradients, compilation, saving, export",
@@ -130,7 +133,9 @@ def run(property: Property, subject, name: str) -> Result:
         deadline=None,
     )
     try:
-        smallest = hypothesis.find(st.fixed_dictionaries(property.draws), fails, settings=settings)
+        with _without_constants_of_other_code():
+            cases = st.fixed_dictionaries(property.draws)
+            smallest = hypothesis.find(cases, fails, settings=settings)
         verdict = "failed"
     except hypothesis.errors.NoSuchExample:
         smallest, verdict = None, "passed"
@@ -138,3 +143,16 @@ def run(property: Property, subject, name: str) -> Result:
     if not measured:
         return Result(*about, "not_applicable", detail=reasons[0])
     return Result(*about, verdict, *worst(measured), smallest, details[0])
+
+
+@contextlib.contextmanager
+def _without_constants_of_other_code():
+    """hypothesis also draws the numbers that stand in whatever modules are loaded from outside
+    site-packages: the cases would change with code that has nothing to do with them, the user's
+    included. It has no setting for that."""
+    if not hasattr(providers, "_get_local_constants"):  # before hypothesis 6.131
+        yield
+        return
+    none = {"_get_local_constants": providers.Constants, "CONSTANTS_CACHE": {}}
+    with mock.patch.multiple(providers, **none):
+        yield
