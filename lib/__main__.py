@@ -47,12 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"Error: the package {error.name} is missing: run `make setup`.", file=sys.stderr)
         return BAD
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        print(f"Error: {error.strerror}: {error.filename}. Check the path.", file=sys.stderr)
-        return BAD
     except OSError as error:
         what = f"{error.strerror or error}: {error.filename or 'a file'}"
-        print(f"Error: {what}. Nothing is half-written; mend it and run again.", file=sys.stderr)
+        no_file = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
+        advice = "Check the path" if no_file else "Nothing is half-written; mend it and run again"
+        print(f"Error: {what}. {advice}.", file=sys.stderr)
         return BAD
     return 0
 

@@ -44,6 +44,7 @@ def said(capsys):
         (["accept", "--profile", "quick"], "not 'quick'"),
         (["accept", "--profile", "full", "--study", "nothing"], "no study 'nothing'"),
         (["notebooks", "99_nothing"], "no notebook 99_nothing"),
+        (["context", "none.json", "--to", "9"], "No such file or directory: none.json. Check the"),
     ],
 )
 def test_a_bad_parameter_is_one_line_and_status_2(command, words, capsys):
