@@ -29,3 +29,14 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CACHE", place)
     monkeypatch.setenv("COMPANION_CACHE", str(place))
     return place
+
+
+@pytest.fixture(autouse=True)
+def encodings_as_they_were():
+    """What a test registers, or loads from a file, is gone for the next."""
+    from lib.encodings import ENCODINGS
+
+    before = dict(ENCODINGS)
+    yield
+    ENCODINGS.clear()
+    ENCODINGS.update(before)

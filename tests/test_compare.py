@@ -6,7 +6,6 @@ import test_own
 
 from lib import __main__ as cli
 from lib import bench, compare, conformance, figures, own, paths, runs
-from lib.encodings import ENCODINGS
 from lib.studies import cost, extrapolation, generalization
 
 TINY = {"tokens": 2048, "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 24}
@@ -17,7 +16,6 @@ WRONG = test_own.GOOD.replace("return -delta", "return delta")
 @pytest.fixture(autouse=True)
 def small(store, tmp_path, monkeypatch):
     """Every budget cut down."""
-    before = dict(ENCODINGS)
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setenv("WORKERS", "1")
     p = extrapolation.PROFILES["default"]
@@ -37,8 +35,6 @@ def small(store, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "CONTEXTS", (8, 16))
     yield
     own._loaded.clear()
-    ENCODINGS.clear()
-    ENCODINGS.update(before)
 
 
 def test_a_file_becomes_a_report(tmp_path, monkeypatch, capsys):

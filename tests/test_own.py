@@ -25,12 +25,9 @@ TRAINING = TrainingConfig(encoding="mine", seed=0, learning_rate=1e-2, tokens=20
 
 
 @pytest.fixture(autouse=True)
-def left_as_it_was():
-    before = dict(ENCODINGS)
+def nothing_loaded(encodings_as_they_were):
     yield
     own._loaded.clear()
-    ENCODINGS.clear()
-    ENCODINGS.update(before)
 
 
 @pytest.fixture
