@@ -101,6 +101,7 @@ def test_parts_add_up_to_the_batch():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
 def test_compiled_it_is_the_same_model(tmp_path, monkeypatch):
     monkeypatch.setattr("lib.training.CHECKPOINT_STEPS", 3)
     config = dataclasses.replace(SMALL, tokens=32 * 5)
