@@ -521,14 +521,24 @@ PARTS = {
     "rotation": lambda device: rotation(device, 41),
     "attention": lambda device: attention(device, 7),
     "step": lambda device: step(device, 41),
-    "encodings": lambda device: (
-        encodings(device, 5, names=[n for n in TEXT if n != "shaw"])
-        + encodings(device, 1, names=["sinusoidal", "shaw"])
-        + encodings(device, 3, PAPER[:2], OF_THE_PAPER, written_out=True)
+    "encodings": lambda device: _in_a_row(
+        encodings(device, 5, names=[n for n in TEXT if n != "shaw"]),
+        encodings(device, 1, names=["sinusoidal", "shaw"]),
+        encodings(device, 3, PAPER[:2], OF_THE_PAPER, written_out=True),
     ),
     "decoding": lambda device: decoding(device, 9),
     "growth": lambda device: growth(device, 1, names=[n for n in TEXT if n != "shaw"]),
 }
+
+
+def _in_a_row(*series: list[dict]) -> list[dict]:
+    """The measurements of all series; their rounds are numbered on, since a ratio is to what was
+    timed in the same turn."""
+    found, first = [], 0
+    for some in series:
+        found += [{**row, "round": row["round"] + first} for row in some]
+        first = 1 + max(row["round"] for row in found)
+    return found
 
 
 def device_name(device) -> str:

@@ -1,5 +1,6 @@
 """The measurements themselves: what is counted, what is compared, and how a power is fitted."""
 
+import functools
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refuses
 
-from lib import bench, timing
+from lib import bench, paths, timing
 from lib.training import Training, TrainingConfig
 
 CPU = torch.device("cpu")
@@ -125,3 +126,48 @@ def test_a_step_is_timed_beside_what_it_is_made_of():
 
 def test_an_unknown_part_is_refused_before_anything_runs():
     refuses(lambda: bench.run(["rotations"]), "rotations", "rotation, attention")
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Every part on short texts, in three rounds at most."""
+    encodings, turns = bench.encodings, bench.in_turns
+
+    def of_eight_tokens(device, rounds, lengths=None, names=bench.TEXT, *kinds, **more):
+        return encodings(device, rounds, (8,), names, *kinds[:1], n_tokens=16, **more)
+
+    monkeypatch.setattr(bench, "encodings", of_eight_tokens)
+    for name, more in {
+        "attention": {"length": 16},
+        "decoding": {"contexts": (8, 16)},
+        "growth": {"lengths": (8, 16, 32)},
+    }.items():
+        monkeypatch.setattr(bench, name, functools.partial(getattr(bench, name), **more))
+
+    def few(candidates, rounds, *how, **more):
+        return turns(candidates, min(rounds, 3), *how, **more)
+
+    monkeypatch.setattr(bench, "in_turns", few)
+    monkeypatch.setattr(paths, "BUILD", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_of_make_bench_ends_in_a_table(part, small, capsys):
+    bench._run([part])
+    said = capsys.readouterr().out
+    (path,) = paths.BUILD.glob(f"bench/{part}_*.csv")
+    table = pd.read_csv(path)
+    assert np.isfinite(table[["value", "ratio"]]).all(axis=None)
+    assert all(name in said for name in table["subject"])
+    assert not table.duplicated(["part", "case", "quantity", "subject"]).any()
+
+
+def test_a_series_after_another_is_held_against_its_own_rounds():
+    rows = bench._in_a_row(
+        bench.rows("training", 8, {"sinusoidal": [1.0, 1.0], "rope": [2.0, 2.0]}, "seconds"),
+        bench.rows("training", 8, {"sinusoidal": [10.0], "shaw": [30.0]}, "seconds"),
+    )
+    table = bench.summary(pd.DataFrame(rows)).set_index("subject")
+    assert table["ratio"].to_dict() == {"sinusoidal": 1, "rope": 2, "shaw": 3}
+    assert table["rounds"].to_dict() == {"sinusoidal": 3, "rope": 2, "shaw": 1}
