@@ -12,21 +12,17 @@ from lib import examples, own
 from lib.attention import causal_mask
 from lib.conformance import check, registered
 from lib.conformance.subjects import randomised, seeded
-from lib.encodings import ENCODINGS, build
+from lib.encodings import build
 from lib.encodings.alibi import slopes
 
 few = settings(max_examples=10)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def registered_for_these_tests():
+@pytest.fixture(autouse=True)
+def registered_for_these_tests(encodings_as_they_were):
     """The examples are known here; elsewhere ENCODINGS is what it was."""
-    before = dict(ENCODINGS)
     for name in examples.NAMES:
         own.load(examples.file(name))
-    yield
-    ENCODINGS.clear()
-    ENCODINGS.update(before)
 
 
 def some(*shape):
